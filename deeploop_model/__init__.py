@@ -1,0 +1,18 @@
+"""The looped language model and its mathematics: no processes, no files."""
+
+from deeploop_model.config import PRESETS, DeepLoopConfig, preset
+from deeploop_model.errors import ModelConfigError
+from deeploop_model.model import DeepLoopModel, ModelOutput
+from deeploop_model.residual import ExponentRule, ResidualRule, residual_rule
+
+__all__ = [
+    "PRESETS",
+    "DeepLoopConfig",
+    "DeepLoopModel",
+    "ExponentRule",
+    "ModelConfigError",
+    "ModelOutput",
+    "ResidualRule",
+    "preset",
+    "residual_rule",
+]
