@@ -64,15 +64,11 @@ class DeepLoopConfig:
             value = getattr(self, name)
             if value < 1:
                 raise ModelConfigError(f"{name}: {value} must be 1 or more")
-        if self.d_model % self.num_heads:
-            divisors = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0 and self.d_model // h % 2 == 0]
-            nearest = min(divisors, key=lambda h: abs(h - self.num_heads), default=1)
+        if self.d_model % self.num_heads or self.head_dim % 2:
+            possible = [h for h in range(1, self.d_model + 1) if self.d_model % (2 * h) == 0]
             raise ModelConfigError(
-                f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; {nearest} would"
-            )
-        if self.head_dim % 2:
-            raise ModelConfigError(
-                f"num_heads: {self.num_heads} makes heads of width {self.head_dim}; rotary embedding needs an even width"
+                f"num_heads: {self.num_heads} does not cut d_model {self.d_model} into heads of even width, "
+                + (f"use {min(possible, key=lambda h: abs(h - self.num_heads))}" if possible else "d_model is odd")
             )
         if self.rope_base <= 0:
             raise ModelConfigError(f"rope_base: {self.rope_base} must be positive")

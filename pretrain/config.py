@@ -1,0 +1,108 @@
+"""The run's configuration: one frozen dataclass per section of the YAML file.
+
+`pretrain.config_file` turns a file and dotted overrides into a `RunConfig`; nothing else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from deeploop_model import DeepLoopConfig
+from deeploop_model.recompute import RecomputePolicy
+
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the tokens are."""
+
+    path: str
+    """A dataset folder that `python -m data_prep tokenize` wrote."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How much to train, and in what portions."""
+
+    steps: Count
+    """Optimizer steps of the whole run."""
+    global_batch_size: Count
+    """Sequences per optimizer step, over all ranks and accumulation steps."""
+    micro_batch_size: Count
+    """Sequences per forward pass on one rank; global / (micro * ranks) is the number of accumulation steps."""
+    seed: CountOrZero = 0
+    """Of the initial weights and the data order."""
+    recompute: RecomputePolicy = "round"
+    """What the backward pass computes again, see `deeploop_model.recompute`."""
+    validate_every: CountOrZero = 500
+    """Steps between validations; 0 for none. The last step is validated as well."""
+    validation_samples: Count = 2048
+    """Sequences of the validation split to use, spread evenly over it; all of them where it has fewer."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter 2019). Weight decay reaches matrices only, not norm weights."""
+
+    lr: Annotated[float, Gt(0)] = 6e-4
+    """Peak learning rate."""
+    betas: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.95)
+    eps: Annotated[float, Gt(0)] = 1e-8
+    weight_decay: Annotated[float, Ge(0)] = 0.1
+    gradient_clipping: Annotated[float, Ge(0)] = 1.0
+    """Largest global gradient norm; 0 for no clipping."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate by step, see `pretrain.schedule`."""
+
+    kind: Literal["cosine", "wsd"] = "cosine"
+    """cosine: one half wave from peak to final. wsd: warm-up, stable, then a linear decay."""
+    warmup_steps: CountOrZero = 2000
+    final_lr_fraction: Fraction = 0.05
+    """Learning rate at the last step, as a part of the peak."""
+    decay_steps: CountOrZero | None = None
+    """wsd only: length of the final decay; a fifth of the run by default."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save, and where to start from."""
+
+    every: CountOrZero = 1000
+    """Steps between checkpoints; 0 for the last step only."""
+    resume: str = "auto"
+    """auto: the run folder's newest checkpoint, if any. never: start at step 0. Or the path of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What is shown and written while the run goes on."""
+
+    log_every: Count = 10
+    """Steps between lines of metrics.jsonl, TensorBoard points and progress lines."""
+    sample_tokens: CountOrZero = 128
+    """Length of the text sample printed at the end; 0 for none."""
+    sample_prompt: str = ""
+    """Text that the sample continues."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All of a run. `out` is the run folder."""
+
+    out: str
+    data: DataConfig
+    train: TrainConfig
+    model: DeepLoopConfig = field(default_factory=DeepLoopConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)

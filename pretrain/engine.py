@@ -1,0 +1,69 @@
+"""The DeepSpeed engine: parameter groups, optimizer, and one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deeploop_model import DeepLoopModel
+from pretrain.config import OptimizerConfig, RunConfig
+
+Engine = Any  # deepspeed.DeepSpeedEngine carries no types
+
+
+def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, Any]) -> Engine:
+    """The engine that owns the model's weights, their fp32 masters, gradients and optimizer state."""
+    import deepspeed
+
+    groups = parameter_groups(model, config.optimizer.weight_decay)
+    own_block = "optimizer" in ds_config
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        config=ds_config,
+        model_parameters=groups,
+        optimizer=None if own_block else build_optimizer(groups, config.optimizer, ds_config),
+    )
+    return engine
+
+
+def parameter_groups(model: DeepLoopModel, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay, vectors (norm weights) don't."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay, "name": "matrices"},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, "name": "vectors"},
+    ]
+
+
+def build_optimizer(
+    groups: list[dict[str, Any]], config: OptimizerConfig, ds_config: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """AdamW, fused; DeepSpeed's CPU Adam where the optimizer state is offloaded to host memory."""
+    options = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    if ds_config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)  # type: ignore[no-any-return]
+    return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def set_learning_rate(engine: Engine, lr: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = lr
+
+
+def train_step(engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Forward and backward over this rank's micro-batches, then one optimizer step.
+
+    Returns this rank's mean loss, a scalar on the device.
+    """
+    losses = []
+    for tokens_BT, targets_BT in micro_batches:
+        loss = engine(tokens_BT, targets_BT).loss
+        engine.backward(loss)
+        engine.step()  # updates weights at the last micro-batch only
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()

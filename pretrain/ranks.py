@@ -1,0 +1,105 @@
+"""The processes of a run: who this one is, the process group, and errors that all of them must share."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pretrain.errors import USER_ERRORS, PretrainError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among all. Launchers (deepspeed, torchrun, mpirun) tell it through the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        """One rank of one where no launcher set anything."""
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        )
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """The accelerator of this rank, or the CPU."""
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@contextmanager
+def process_group(ranks: Ranks) -> Iterator[None]:
+    """Starts DeepSpeed's communication and ends it. Leaving without ending it aborts some runs at exit."""
+    import deepspeed
+
+    if ranks.world_size == 1:
+        _stand_alone()
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
+    else:
+        _skip_shared_memory_extension()
+    deepspeed.init_distributed(verbose=False)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Runs the body on every rank; a user error on one becomes the same error on all, so that none waits for ever."""
+    fault: str | None = None
+    try:
+        yield
+    except USER_ERRORS as error:
+        fault = str(error)
+    faults: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    for rank, message in enumerate(faults):
+        if message is not None:
+            raise PretrainError(message if faults[0] == message else f"rank {rank}: {message}")
+
+
+def mean_over_ranks(value: torch.Tensor) -> float:
+    """The mean of a scalar over all ranks, summed in float64."""
+    total = value.detach().double().clone()
+    dist.all_reduce(total)
+    return float(total.item()) / dist.get_world_size()
+
+
+def _stand_alone() -> None:
+    """Lets one process be a process group of one without a launcher."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _skip_shared_memory_extension() -> None:
+    """Training on CPU ranks never calls DeepSpeed's shared-memory all-reduce, which takes half a minute to compile."""
+    import deepspeed.ops
+
+    registry: dict[str, Any] = deepspeed.ops.__dict__
+    registry["__compatible_ops__"] = {**registry.get("__compatible_ops__", {}), "deepspeed_shm_comm": False}

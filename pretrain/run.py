@@ -1,0 +1,179 @@
+"""Pretrains a DeepLoop model. One process, many ranks or many nodes, CPU or GPU, by the same script:
+
+deepspeed pretrain/run.py --ds_config ds_configs/zero2_bf16.json --config pretrain/configs/gpt2_medium.yaml
+deepspeed --hostfile hosts pretrain/run.py --ds_config ... --config ... train.steps=2000 optimizer.lr=3e-4
+torchrun --nproc-per-node 8 pretrain/run.py --ds_config ... --config ...
+python pretrain/run.py --ds_config ... --config ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):  # run by path: import from the repository, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from typing import Any
+
+from data_prep.reader import TokenSplit, open_split
+from data_prep.tokenizer import Tokenizer, load_tokenizer
+from deeploop_model import DeepLoopModel
+from pretrain import checkpoint
+from pretrain.config import RunConfig
+from pretrain.config_file import load_config
+from pretrain.data_feed import TrainFeed
+from pretrain.ds_config import accumulation_steps, load_ds_config
+from pretrain.engine import Engine, build_engine, set_learning_rate, train_step
+from pretrain.errors import USER_ERRORS
+from pretrain.generation import sample_text
+from pretrain.provenance import write_resolved_config
+from pretrain.ranks import Ranks, mean_over_ranks, process_group, together
+from pretrain.run_log import RunLog
+from pretrain.schedule import learning_rate
+from pretrain.seeding import seed_step
+from pretrain.validation import validation_loss
+
+USER_ERROR_EXIT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 when the run is complete, 2 for an error of the user's, told in one line."""
+    args = parse_arguments(argv)
+    ranks = Ranks.from_environment()
+    try:
+        config = load_config(args.config, [*args.overrides, *args.resume_override])
+        ds_config = load_ds_config(args.ds_config, config, ranks.world_size)
+        with process_group(ranks):
+            train(config, ds_config, ranks)
+    except USER_ERRORS as error:
+        where = f" (rank {ranks.rank})" if ranks.world_size > 1 else ""
+        sys.stderr.write(f"error{where}: {error}\n")
+        return USER_ERROR_EXIT
+    return 0
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Pretrain a DeepLoop model.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE.yaml", help="the run: model, data, ...")
+    parser.add_argument("--ds_config", type=Path, required=True, metavar="FILE.json", help="DeepSpeed's configuration")
+    parser.add_argument(
+        "--resume", dest="resume_override", type=lambda v: [f"checkpoint.resume={v}"], default=[],
+        metavar="auto|never|PATH", help="short for checkpoint.resume=...",
+    )  # fmt: skip
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher passes it
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a value of the YAML file")
+    return parser.parse_intermixed_args(argv)
+
+
+def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
+    """The run, from its first or last saved step to its last."""
+    out, context = Path(config.out), config.model.context_length
+    with together():
+        training_split = open_split(Path(config.data.path), "train")
+        validation_split = open_split(Path(config.data.path), "validation") if config.train.validate_every else None
+        tokenizer = load_tokenizer(Path(config.data.path))
+        resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
+        saved = checkpoint.read_state(resumed) if resumed else None
+        if resumed and saved:
+            checkpoint.check_match(resumed, saved, run_state(config, ds_config, training_split, ranks, saved.step))
+        if ranks.is_main:
+            write_resolved_config(out, config, ds_config)
+
+    model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
+    engine = build_engine(model, config, ds_config)
+    if resumed:
+        checkpoint.load(engine, resumed)
+    step = saved.step if saved else 0
+    accumulation = accumulation_steps(config, ranks.world_size)
+    feed = TrainFeed(training_split, context, config.train, accumulation, ranks)
+    tokens_per_step = config.train.global_batch_size * context
+    log = RunLog(
+        out, engine, first_step=step, steps=config.train.steps, tokens_per_step=tokens_per_step, is_main=ranks.is_main
+    )
+    log.say(headline(config, ranks, accumulation, step, resumed))
+
+    while step < config.train.steps:
+        seed_step(config.train.seed, step, ranks.rank)
+        lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
+        set_learning_rate(engine, lr)
+        loss = train_step(engine, feed.micro_batches(step))
+        step += 1
+        last = step == config.train.steps
+        if last or step % config.monitor.log_every == 0:
+            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=float(engine.get_global_grad_norm()))
+        if validation_split and due(step, config.train.validate_every, last):
+            log.validation(step, validate(engine, validation_split, config, ranks))
+            log.restart_clock(step)
+        if due(step, config.checkpoint.every, last):
+            state = run_state(config, ds_config, training_split, ranks, step)
+            folder = checkpoint.save(engine, out / "checkpoints", state, is_main=ranks.is_main)
+            log.say(f"saved {folder}")
+            log.restart_clock(step)
+
+    if config.monitor.sample_tokens:
+        log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{sample(engine, tokenizer, config, ranks)}\n")
+    log.say(f"done: {step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
+    log.close()
+
+
+def due(step: int, every: int, last: bool) -> bool:
+    """Whether something done every `every` steps (0: only at the end) is to be done after `step` steps."""
+    return last or (every > 0 and step % every == 0)
+
+
+def headline(config: RunConfig, ranks: Ranks, accumulation: int, step: int, resumed: Path | None) -> str:
+    """What is about to run, in two lines."""
+    model, rule = config.model, config.model.rule
+    start = f"going on from {resumed} at step {step}" if resumed else "starting at step 0"
+    return (
+        f"K = {model.num_blocks} blocks, R = {model.num_rounds} rounds, width {model.d_model}, "
+        f"alpha {rule.alpha:.4g}, beta {rule.beta:.4g}, vocabulary {model.vocab_size:,}, "
+        f"context {model.context_length}\n"
+        f"{ranks.world_size} ranks x {accumulation} accumulation steps x {config.train.micro_batch_size} sequences on "
+        f"{ranks.device.type}; {start}"
+    )
+
+
+def run_state(
+    config: RunConfig, ds_config: dict[str, Any], split: TokenSplit, ranks: Ranks, step: int
+) -> checkpoint.RunState:
+    """Where this run stands after `step` steps."""
+    return checkpoint.RunState(
+        step=step,
+        samples=step * config.train.global_batch_size,
+        seed=config.train.seed,
+        world_size=ranks.world_size,
+        zero_stage=ds_config.get("zero_optimization", {}).get("stage", 0),
+        model=checkpoint.model_fields(config.model),
+        alpha=config.model.rule.alpha,
+        data_fingerprint=split.manifest.fingerprint,
+    )
+
+
+def validate(engine: Engine, split: TokenSplit, config: RunConfig, ranks: Ranks) -> float:
+    train = config.train
+    return validation_loss(
+        engine, split, config.model.context_length, train.validation_samples, train.micro_batch_size, ranks
+    )
+
+
+def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks) -> str:
+    monitor = config.monitor
+    return sample_text(
+        engine,
+        tokenizer,
+        monitor.sample_prompt,
+        monitor.sample_tokens,
+        config.model.context_length,
+        config.train.seed,
+        ranks.device,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The validation loss: the mean cross-entropy over the same windows of the validation split every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data_prep.order import num_samples
+from data_prep.reader import TokenSplit
+from deeploop_model.model import IGNORED_TARGET
+from pretrain.data_feed import windows_on_device
+from pretrain.engine import Engine
+from pretrain.ranks import Ranks
+
+
+@torch.no_grad()
+def validation_loss(
+    engine: Engine, split: TokenSplit, context: int, max_samples: int, micro_batch: int, ranks: Ranks
+) -> float:
+    """Mean loss in nats per token over up to `max_samples` windows spread evenly over the split.
+
+    Every rank runs the same number of forward passes (ZeRO-3 gathers weights in each), the last ones on windows that
+    count for nothing where the samples do not divide evenly.
+    """
+    available = num_samples(split.num_tokens, context)
+    wanted = min(available, max_samples)
+    ids = np.linspace(0, available, wanted, endpoint=False).astype(np.int64)
+    per_pass = micro_batch * ranks.world_size
+    total = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    engine.eval()
+    for first in range(0, wanted, per_pass):
+        places = first + ranks.rank * micro_batch + np.arange(micro_batch)
+        tokens_BT, targets_BT = windows_on_device(split, ids[np.minimum(places, wanted - 1)], context, ranks.device)
+        counted = torch.from_numpy(places < wanted).to(ranks.device)
+        targets_BT = targets_BT.masked_fill(~counted[:, None], IGNORED_TARGET)
+        loss = engine(tokens_BT, targets_BT).loss
+        weight = counted.sum().double()
+        total += torch.stack((torch.where(weight > 0, loss.double() * weight, 0.0), weight))
+    engine.train()
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
