@@ -1,0 +1,1 @@
+"""One command per question; each prints ratios measured in one run."""

@@ -1,0 +1,52 @@
+"""Files that are either complete on disk or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+_CHUNK_BYTES = 1 << 20
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a temporary neighbour of `path` that takes its name once the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Writes the whole of `path` at once or not at all."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 of a file's bytes as lower-case hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

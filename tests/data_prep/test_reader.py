@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.errors import DataError
+from data_prep.manifest import load_manifest
+from data_prep.reader import open_split
+from tests.support.datasets import write_dataset
+
+
+def test_windows_cross_documents_and_shards(tmp_path: Path) -> None:
+    tokens = np.arange(100)
+    write_dataset(tmp_path, {"train": [tokens[:7], tokens[7:8], tokens[8:50], tokens[50:]]})
+    split = open_split(tmp_path, "train")
+    assert split.num_tokens == 100
+    starts = np.array([0, 5, 49, 99 - 11, 6])
+    windows = split.windows(starts, 12)
+    assert windows.dtype == np.int64
+    assert np.array_equal(windows, starts[:, None] + np.arange(12))
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=30)
+def test_windows_are_slices_of_the_stream(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any))
+    dtype = data.draw(st.sampled_from(["uint16", "int32"]))
+    stream = np.random.default_rng(0).integers(0, 60_000, sum(sizes))
+    folder = tmp_path_factory.mktemp("stream")
+    write_dataset(folder, {"train": np.split(stream, np.cumsum(sizes)[:-1])}, dtype=dtype)
+    split = open_split(folder, "train")
+    length = data.draw(st.integers(1, sum(sizes)))
+    starts = np.array(data.draw(st.lists(st.integers(0, sum(sizes) - length), max_size=5)), dtype=np.int64)
+    expected = [stream[start : start + length] for start in starts]
+    assert split.windows(starts, length).tolist() == [row.tolist() for row in expected]
+
+
+def test_a_window_outside_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"train": [np.arange(10)]})
+    split = open_split(tmp_path, "train")
+    for start in (-1, 7):
+        with pytest.raises(DataError, match="outside its 10 tokens"):
+            split.windows(np.array([start]), 4)
+
+
+def test_more_shards_than_open_files(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"train": [np.full(2, shard) for shard in range(1500)]})
+    windows = open_split(tmp_path, "train").windows(np.arange(0, 3000, 2), 2)
+    assert np.array_equal(windows[:, 0], np.arange(1500))
+
+
+def test_tokens_beyond_four_gibibytes(tmp_path: Path) -> None:
+    """A sparse shard whose last tokens lie past 4 GiB."""
+    write_dataset(tmp_path, {"train": [np.arange(8)]}, dtype="int32")
+    path = tmp_path / "corpus-train-00000.bin"
+    tokens = 2**30 + 1000
+    with path.open("r+b") as file:
+        file.truncate(tokens * 4)
+        file.seek(-16, 2)
+        file.write(np.array([1, 2, 3, 4], dtype="<i4").tobytes())
+    manifest = tmp_path / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(
+        text.replace('"tokens": 8', f'"tokens": {tokens}').replace('"bin_bytes": 32', f'"bin_bytes": {tokens * 4}')
+    )
+    split = open_split(tmp_path, "train")
+    assert split.windows(np.array([tokens - 4, 0]), 4).tolist() == [[1, 2, 3, 4], [0, 1, 2, 3]]
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a dataset folder"):
+        open_split(tmp_path, "train")
+    (tmp_path / ".building").mkdir()
+    with pytest.raises(DataError, match="has not finished"):
+        open_split(tmp_path, "train")
+    (tmp_path / ".building").rmdir()
+    write_dataset(tmp_path, {"train": [np.arange(10)]})
+    with pytest.raises(DataError, match="no split 'validation'; it has train"):
+        open_split(tmp_path, "validation")
+    shard = tmp_path / "corpus-train-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(DataError, match="18 bytes, the manifest says 20"):
+        open_split(tmp_path, "train")
+    shard.unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        open_split(tmp_path, "train")
+
+
+def test_fingerprint_follows_the_tokens(tmp_path: Path) -> None:
+    for name, tokens in [("a", [1, 2, 3]), ("b", [1, 2, 4]), ("c", [1, 2, 3])]:
+        write_dataset(tmp_path / name, {"train": [np.array(tokens)]})
+    a, b, c = (load_manifest(tmp_path / name).fingerprint for name in "abc")
+    assert a == c != b
+
+
+def test_reading_needs_numpy_alone() -> None:
+    code = (
+        "import sys, data_prep.reader, data_prep.order, data_prep.tokenizer\n"
+        "assert not {'torch', 'sentencepiece'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
