@@ -43,6 +43,19 @@ def write_atomic(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def publish_folder(temporary: Path, final: Path) -> None:
+    """Flushes every file and folder below `temporary` to disk, then renames it to `final`."""
+    for path in temporary.rglob("*"):
+        if path.is_dir():
+            fsync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    fsync_folder(temporary)
+    temporary.rename(final)
+    fsync_folder(final.parent)
+
+
 def sha256_of_file(path: Path) -> str:
     """SHA-256 of a file's bytes as lower-case hex."""
     digest = hashlib.sha256()

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from data_prep.durable import publish_folder, write_atomic
 from deeploop_model import DeepLoopConfig
-from pretrain.durable import publish_folder, write_text
 from pretrain.engine import Engine
 from pretrain.errors import CheckpointError
 
@@ -121,7 +121,7 @@ def save(engine: Engine, root: Path, state: RunState, *, is_main: bool) -> Path:
     engine.save_checkpoint(str(root), tag=temporary.name, save_latest=False)
     dist.barrier()
     if is_main:
-        write_text(temporary / STATE_FILE, json.dumps(dataclasses.asdict(state), indent=2) + "\n")
+        write_atomic(temporary / STATE_FILE, (json.dumps(dataclasses.asdict(state), indent=2) + "\n").encode())
         publish_folder(temporary, final)
     dist.barrier()
     return final

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ConfigDict, with_config
 
 from deeploop_model import DeepLoopConfig
 from deeploop_model.recompute import RecomputePolicy
@@ -94,6 +95,7 @@ class MonitorConfig:
     """Text that the sample continues."""
 
 
+@with_config(ConfigDict(extra="forbid", strict=True))  # pydantic hands it down to the sections
 @dataclass(frozen=True)
 class RunConfig:
     """All of a run. `out` is the run folder."""

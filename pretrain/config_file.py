@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from data_prep.order import num_samples
@@ -48,9 +48,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     """The RunConfig of a tree of plain values. `source` names its origin in messages."""
     tree = _expand_preset(tree, source)
-    adapter = TypeAdapter(RunConfig, config=ConfigDict(extra="forbid", strict=True))
     try:
-        config = adapter.validate_python(_lists_to_tuples(tree))
+        config = TypeAdapter(RunConfig).validate_python(_lists_to_tuples(tree))
     except ValidationError as error:
         raise ConfigError(f"{source}: {_first_fault(error, tree)}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)

@@ -57,7 +57,7 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     tree.setdefault(
         "tensorboard", {"enabled": True, "output_path": str(Path(config.out) / "tensorboard"), "job_name": ""}
     )
-    return tree  # type: ignore[no-any-return]
+    return tree
 
 
 def accumulation_steps(config: RunConfig, world_size: int) -> int:

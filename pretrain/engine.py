@@ -42,7 +42,12 @@ def build_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig, ds_config: dict[str, Any]
 ) -> torch.optim.Optimizer:
     """AdamW, fused; DeepSpeed's CPU Adam where the optimizer state is offloaded to host memory."""
-    options = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
     if ds_config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from data_prep.durable import write_atomic
 from pretrain.config import RunConfig
 from pretrain.config_file import as_tree
-from pretrain.durable import write_text
 from pretrain.errors import PretrainError
 
 PACKAGES = ("torch", "deepspeed", "numpy", "sentencepiece")
@@ -30,7 +30,8 @@ def write_resolved_config(out: Path, config: RunConfig, ds_config: dict[str, Any
     try:
         for folder in (out, out / "checkpoints", out / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
-        write_text(out / "config.yaml", "\n".join(header) + f"\n\n{body}\n# DeepSpeed configuration:\n{ds_body}")
+        text = "\n".join(header) + f"\n\n{body}\n# DeepSpeed configuration:\n{ds_body}"
+        write_atomic(out / "config.yaml", text.encode())
     except OSError as error:
         raise PretrainError(f"out: {out}: cannot be written: {error.strerror}") from None
 

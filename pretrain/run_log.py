@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from pretrain.durable import write_text
+from data_prep.durable import write_atomic
 from pretrain.engine import Engine
 
 
@@ -83,7 +83,7 @@ def _drop_lines_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-    write_text(path, "".join(line + "\n" for line in kept))
+    write_atomic(path, "".join(line + "\n" for line in kept).encode())
 
 
 def _step_of(line: str) -> float:
