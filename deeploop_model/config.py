@@ -12,7 +12,7 @@ VOCAB_MULTIPLE = 64  # matrix units want aligned widths; 50,257 -> 50,304
 
 # Blocks, width and heads of the GPT-2 family (Radford et al. 2019); R = 1 until `num_rounds` says otherwise.
 PRESETS: dict[str, dict[str, Any]] = {
-    "small-loop": {"num_blocks": 2, "num_rounds": 4, "d_model": 256, "num_heads": 4, "context_length": 256},
+    "small-loop": {"num_blocks": 2, "num_rounds": 4, "d_model": 128, "num_heads": 4, "context_length": 128},
     "gpt2-small": {"num_blocks": 12, "d_model": 768, "num_heads": 12},
     "gpt2-medium": {"num_blocks": 24, "d_model": 1024, "num_heads": 16},
     "gpt2-large": {"num_blocks": 36, "d_model": 1280, "num_heads": 20},
@@ -27,7 +27,7 @@ def preset(name: str, **overrides: Any) -> DeepLoopConfig:
 
 def preset_fields(name: str) -> dict[str, Any]:
     """The fields that a preset sets. Raises ModelConfigError for an unknown name."""
-    if name not in PRESETS:
+    if name not in list(PRESETS):
         raise ModelConfigError(f"preset: {name!r} is unknown; use one of {', '.join(PRESETS)}")
     return dict(PRESETS[name])
 

@@ -95,7 +95,7 @@ class MonitorConfig:
     """Text that the sample continues."""
 
 
-@with_config(ConfigDict(extra="forbid", strict=True))  # pydantic hands it down to the sections
+@with_config(ConfigDict(extra="forbid"))  # pydantic hands it down to the sections
 @dataclass(frozen=True)
 class RunConfig:
     """All of a run. `out` is the run folder."""

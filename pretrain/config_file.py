@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from deeploop_model import ExponentRule, ModelConfigError
 from deeploop_model.config import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
+from pretrain.schedule import check_schedule
 
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 
@@ -49,9 +51,14 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     """The RunConfig of a tree of plain values. `source` names its origin in messages."""
     tree = _expand_preset(tree, source)
     try:
-        config = TypeAdapter(RunConfig).validate_python(_lists_to_tuples(tree))
+        # As JSON: there a strict reader still takes an object for a dataclass and an array for a tuple.
+        config = TypeAdapter(RunConfig).validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_first_fault(error, tree)}") from None
+    try:
+        check_schedule(config.train.steps, config.schedule)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
 
 
@@ -118,8 +125,6 @@ def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) ->
     if config.train.validate_every:
         validation = open_split(Path(config.data.path), "validation")
         num_samples(validation.num_tokens, config.model.context_length)
-    if config.schedule.kind != "wsd" and config.schedule.decay_steps is not None:
-        raise ConfigError(f"{source}: schedule.decay_steps: only schedule.kind wsd has one; leave it out")
     return config
 
 
@@ -136,17 +141,18 @@ def _first_fault(error: ValidationError, tree: dict[str, Any]) -> str:
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
         return f"{dotted}: unknown key; {hint}"
-    own_check = first.get("ctx", {}).get("error")
-    if isinstance(own_check, ModelConfigError):
-        return f"{dotted}.{own_check}"
+    for _, fault in faults:
+        own_check = fault.get("ctx", {}).get("error")
+        if isinstance(own_check, ModelConfigError):
+            return f"model.{own_check}"
     wanted = " or ".join(dict.fromkeys(_wanted(fault) for where, fault in faults if where == path))
-    return f"{dotted}: {first['input']!r}: {wanted}"
+    return f"{dotted}: {first['input']!r} must be {wanted}"
 
 
 def _wanted(fault: ErrorDetails) -> str:
     if fault["type"] in ("dataclass_type", "dataclass_exact_type"):
-        return "must be a section of keys"
-    return fault["msg"].replace("Input should be", "must be")
+        return "a section of keys"
+    return fault["msg"].removeprefix("Input should be ")
 
 
 def _path(fault: ErrorDetails, tree: dict[str, Any]) -> tuple[str, ...]:
@@ -171,13 +177,6 @@ def _known_keys(section: tuple[str, ...]) -> list[str]:
         return [field.name for field in dataclasses.fields(ExponentRule)]
     names = [field.name for field in dataclasses.fields(get_type_hints(RunConfig)[section[0]])]
     return ["preset", *names] if section == ("model",) else names
-
-
-def _lists_to_tuples(value: Any) -> Any:
-    """YAML has lists only; the dataclasses hold tuples."""
-    if isinstance(value, dict):
-        return {key: _lists_to_tuples(item) for key, item in value.items()}
-    return tuple(_lists_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _tuples_to_lists(value: Any) -> Any:
