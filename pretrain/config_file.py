@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     """The RunConfig of a tree of plain values. `source` names its origin in messages."""
     tree = _expand_preset(tree, source)
+    _refuse_infinite(tree, (), source)
     try:
         # As JSON: there a strict reader still takes an object for a dataclass and an array for a tuple.
         config = TypeAdapter(RunConfig).validate_json(json.dumps(tree, default=str), strict=True)
@@ -109,6 +111,15 @@ def _expand_preset(tree: dict[str, Any], source: str) -> dict[str, Any]:
         return {**tree, "model": {**preset_fields(model["preset"]), **own}}
     except ModelConfigError as error:
         raise ConfigError(f"{source}: model.{error}") from None
+
+
+def _refuse_infinite(node: Any, path: tuple[str, ...], source: str) -> None:
+    """JSON, in which the tree is checked, has no infinity and no NaN; no key of ours wants one."""
+    if isinstance(node, float) and not math.isfinite(node):
+        raise ConfigError(f"{source}: {'.'.join(path)}: {node} must be a finite number")
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in items:
+        _refuse_infinite(child, (*path, str(key)), source)
 
 
 def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) -> RunConfig:

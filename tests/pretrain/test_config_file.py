@@ -1,0 +1,102 @@
+"""YAML and overrides: what is read, and the one line that each fault becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deeploop_model import ExponentRule
+from pretrain.config_file import as_tree, check_config, load_config
+from pretrain.errors import ConfigError
+from tests.support.runs import small_tree, write_tree
+
+
+@pytest.fixture
+def file(dataset: Path, tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "run.yaml", small_tree(tmp_path / "out", dataset))
+
+
+def test_vocabulary_comes_from_the_data(file: Path) -> None:
+    assert load_config(file).model.vocab_size == 61
+    assert load_config(file, ["model.vocab_size=100"]).model.vocab_size == 100
+
+
+def test_overrides_are_yaml_values(file: Path) -> None:
+    config = load_config(
+        file, ["optimizer.lr=6e-4", "optimizer.betas=[0.8, 0.9]", "model.residual={p: 0.45}", "schedule.kind=wsd"]
+    )
+    assert config.optimizer.lr == 6e-4
+    assert config.optimizer.betas == (0.8, 0.9)
+    assert config.model.residual == ExponentRule(p=0.45)
+    assert config.schedule.kind == "wsd"
+
+
+def test_preset_then_own_keys(file: Path) -> None:
+    config = load_config(file, ["model={preset: gpt2-small, num_rounds: 3, context_length: 16}"])
+    assert (config.model.num_blocks, config.model.d_model, config.model.num_rounds) == (12, 768, 3)
+    assert config.model.context_length == 16
+
+
+def test_resolved_tree_reads_back_as_itself(file: Path) -> None:
+    config = load_config(file, ["model.residual={p: 0.45}"])
+    assert check_config(as_tree(config), "again") == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.stepz=3", "train.stepz: unknown key; did you mean 'steps'?"),
+        ("trian.steps=3", "trian: unknown key; did you mean 'train'?"),
+        ("model.width=3", "model.width: unknown key; known here: preset, num_blocks, num_rounds"),
+        ("model.residual={q: 1}", "model.residual.q: unknown key; known here: p, c, d"),
+        ("train.steps=abc", "train.steps: 'abc' must be a valid integer"),
+        ("train.steps=true", "train.steps: True must be a valid integer"),
+        ("train.steps=0", "train.steps: 0 must be greater than or equal to 1"),
+        ("train.global_batch_size=15.5", "train.global_batch_size: 15.5 must be a valid integer"),
+        ("optimizer.lr=-1", "optimizer.lr: -1 must be greater than 0"),
+        ("optimizer.lr=.inf", "optimizer.lr: inf must be a finite number"),
+        ("optimizer.betas=[0.9]", "optimizer.betas.1: is required and missing"),
+        ("model.tie_embeddings=1", "model.tie_embeddings: 1 must be a valid boolean"),
+        ("model.residual=deeplop", "model.residual: 'deeplop' must be 'deeploop', 'deepnorm', 'post_ln' or 'pre_ln'"),
+        ("model.residual={p: -1}", "model.residual.p: -1.0 must be 0 or more"),
+        ("model.num_heads=5", "model.num_heads: 5 does not cut d_model 32 into heads of even width, use 4"),
+        ("model.preset=gpt3", "model.preset: 'gpt3' is unknown; use one of small-loop"),
+        ("model=3", "model: 3 must be a section of keys"),
+        ("schedule.kind=linear", "schedule.kind: 'linear' must be 'cosine' or 'wsd'"),
+        ("schedule.warmup_steps=20", "schedule.warmup_steps: 20 leaves no step of train.steps 20"),
+        ("train.recompute=reentrant", "train.recompute: 'reentrant' must be 'none', 'block' or 'round'"),
+        ("model.vocab_size=10", "model.vocab_size: 10 is smaller than the vocabulary of"),
+        ("data={}", "data.path: is required and missing"),
+    ],
+)
+def test_each_fault_names_key_value_and_what_would_work(file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [override])
+    line = str(caught.value)
+    assert line.startswith(f"{file}: {message}")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("override", ["nonsense", "=3", "train.steps.more=3", "train.steps=[1"])
+def test_overrides_that_are_none(file: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="override"):
+        load_config(file, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: [1", "line 1"),
+        ("- a\n- b", "must hold sections"),
+        ("", "must hold sections"),
+        ("a: !!python/object:os.system {}", "line 1"),
+    ],
+)
+def test_files_that_hold_no_configuration(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"bad.yaml: {message}"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read: No such file"):
+        load_config(tmp_path / "none.yaml")

@@ -1,0 +1,98 @@
+""" "auto" values, agreement with the run's YAML, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.config import RunConfig
+from pretrain.config_file import check_config
+from pretrain.ds_config import load_ds_config, resolve
+from pretrain.errors import ConfigError
+from tests.support.runs import DS_CONFIGS, small_tree
+
+
+@pytest.fixture
+def config(dataset: Path, tmp_path: Path) -> RunConfig:
+    return check_config(small_tree(tmp_path / "out", dataset), "test.yaml")
+
+
+def test_batch_sizes_and_clipping(config: RunConfig) -> None:
+    expected = {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0,
+    }
+    for tree in ({}, dict.fromkeys(expected, "auto"), expected):
+        resolved = resolve(dict(tree), config, world_size=2)
+        assert {key: resolved[key] for key in expected} == expected
+
+
+def test_optimizer_block_takes_the_values_of_the_run(config: RunConfig) -> None:
+    params: dict[str, Any] = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+    resolved = resolve({"optimizer": {"type": "AdamW", "params": params}}, config, 1)
+    assert resolved["optimizer"]["params"] == {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+
+
+def test_buckets_by_hugging_faces_formulas(config: RunConfig) -> None:
+    zero: dict[str, Any] = {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    }
+    resolved = resolve({"zero_optimization": zero, "bf16": {"enabled": "auto"}}, config, 1)
+    assert resolved["zero_optimization"]["reduce_bucket_size"] == 32 * 32
+    assert resolved["zero_optimization"]["stage3_prefetch_bucket_size"] == 921
+    assert resolved["zero_optimization"]["stage3_param_persistence_threshold"] == 320
+    assert resolved["bf16"] == {"enabled": True}
+
+
+def test_tensorboard_goes_to_the_run_folder_unless_configured(config: RunConfig) -> None:
+    assert resolve({}, config, 1)["tensorboard"]["output_path"] == f"{config.out}/tensorboard"
+    assert resolve({"tensorboard": {"enabled": False}}, config, 1)["tensorboard"] == {"enabled": False}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"train_batch_size": 16}, "train_batch_size: 16 differs from 8"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping: 0.5 differs from 1.0"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}}, "optimizer.params.lr: 0.0003 differs from 0.01"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type: 'Lamb' is not supported"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler: the learning rate is set by the YAML's schedule"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled: true is not supported"),
+        ({"activation_checkpointing": {}}, "activation_checkpointing: .* set train.recompute"),
+        ({"zero_optimization": {"stage": "auto"}}, 'zero_optimization.stage: "auto" cannot be resolved'),
+    ],
+)
+def test_contradictions(config: RunConfig, tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(tree, config, world_size=2)
+
+
+def test_files_that_cannot_be_read(config: RunConfig, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    for text, message in [
+        ('{"a": 1,\n "b": }', "line 2: Expecting value"),
+        ('{"a": 1, "a": 2}', "a: is given twice"),
+        ("[]", "must hold a JSON object"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"ds.json: {message}"):
+            load_ds_config(path, config, 1)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_ds_config(tmp_path / "none.json", config, 1)
+
+
+@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_our_files_keep_gradients_in_float32_and_resolve(config: RunConfig, path: Path) -> None:
+    resolved = load_ds_config(path, config, world_size=4)
+    assert resolved["bf16"]["enabled"] is True
+    assert resolved["data_types"]["grad_accum_dtype"] == "fp32"
+    assert resolved["communication_data_type"] == "fp32"
+    assert '"auto"' not in json.dumps(resolved)

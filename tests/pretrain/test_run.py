@@ -1,0 +1,203 @@
+"""The whole run on real ranks over gloo: what it writes, resuming bit by bit, and errors on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pretrain import run
+from pretrain.config_file import load_config
+from pretrain.engine import train_step
+from tests.support.datasets import write_dataset
+from tests.support.ranks import run_ranks
+from tests.support.runs import DS_CONFIGS, metrics, optimizer_tensors, run_main, small_tree, write_tree
+
+STEP_20 = Path("checkpoints/step_00000020")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1rank", "2ranks"])
+def pair(request: pytest.FixtureRequest, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Run folders of 20 steps at once, and of 10, stop, resume, 10 more."""
+    folder = tmp_path_factory.mktemp("runs")
+    whole = write_tree(folder / "whole.yaml", small_tree(folder / "whole", dataset))
+    parts = write_tree(folder / "parts.yaml", small_tree(folder / "parts", dataset))
+    ranks = request.param
+    assert [r.value for r in run_ranks(ranks, run_main, whole, folder=folder)] == [0] * ranks
+    assert [r.value for r in run_ranks(ranks, stopped_after_10, parts, folder=folder)] == ["stopped"] * ranks
+    assert [r.value for r in run_ranks(ranks, run_main, parts, "--resume", "auto", folder=folder)] == [0] * ranks
+    return folder / "whole", folder / "parts"
+
+
+class KilledError(Exception):
+    """Ends a run from inside."""
+
+
+def stopped_after_10(config: Path) -> str:
+    """A run of 20 steps that dies in step 13, after the checkpoint of step 10."""
+    done = 0
+
+    def dying_step(*args: Any) -> torch.Tensor:
+        nonlocal done
+        done += 1
+        if done > 12:
+            raise KilledError
+        return train_step(*args)
+
+    with patch.object(run, "train_step", dying_step):
+        try:
+            run_main(config)
+        except KilledError:
+            return "stopped"
+    return "ran to its end"
+
+
+def test_resumed_run_equals_the_uninterrupted_one_bit_by_bit(pair: tuple[Path, Path]) -> None:
+    whole, parts = pair
+    assert metrics(whole) == metrics(parts)
+    assert [line["step"] for line in metrics(parts) if "loss" in line] == list(range(1, 21))
+    a, b = optimizer_tensors(whole / STEP_20), optimizer_tensors(parts / STEP_20)
+    assert a.keys() == b.keys()
+    assert sum("/master/" in name for name in a) == 2 * len(list((whole / STEP_20).glob("*optim_states.pt")))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not any(
+        torch.equal(a[n], t)
+        for n, t in optimizer_tensors(whole / "checkpoints/step_00000010").items()
+        if "/master/" in n
+    )
+
+
+def test_run_learns_and_leaves_what_it_promises(pair: tuple[Path, Path], dataset: Path) -> None:
+    whole, _ = pair
+    lines = metrics(whole)
+    training = [line for line in lines if "loss" in line]
+    assert training[-1]["loss"] < training[0]["loss"] - 0.5
+    assert training[-1].keys() == {"step", "tokens", "loss", "lr", "grad_norm"}
+    assert training[-1]["tokens"] == 20 * 8 * 16
+    assert [line["step"] for line in lines if "val_loss" in line] == [10, 20]
+    assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step_00000010", "step_00000020"]
+    text = (whole / "config.yaml").read_text()
+    assert all(word in text for word in ("# torch 2.", "# deepspeed 0.19.8", "# git "))
+    assert load_config(whole / "config.yaml").model.vocab_size == 61
+    assert (whole / "logs").is_dir()
+
+
+def test_tensorboard_shows_our_steps(pair: tuple[Path, Path]) -> None:
+    whole, _ = pair
+    events = EventAccumulator(str(whole / "tensorboard"))
+    events.Reload()
+    by_step = {line["step"]: line for line in metrics(whole) if "loss" in line}
+    for tag in ("loss", "lr", "grad_norm"):
+        points = events.Scalars(f"train/{tag}")
+        assert [p.step for p in points] == list(range(1, 21))
+        assert [p.value for p in points] == pytest.approx([by_step[p.step][tag] for p in points], rel=1e-6)
+    assert [p.step for p in events.Scalars("validation/loss")] == [10, 20]
+
+
+def test_run_of_two_ranks_computes_what_one_computes(dataset: Path, tmp_path: Path) -> None:
+    """The same global batches: losses agree up to bf16 noise, the learning rate to the bit."""
+    lines = []
+    for ranks in (1, 2):
+        tree = small_tree(tmp_path / f"out{ranks}", dataset, steps=6)
+        config = write_tree(tmp_path / f"{ranks}.yaml", tree)
+        run_ranks(ranks, run_main, config, folder=tmp_path)
+        lines.append([line for line in metrics(tmp_path / f"out{ranks}") if "loss" in line])
+    for one, two in zip(*lines, strict=True):
+        assert one["lr"] == two["lr"]
+        assert one["loss"] == pytest.approx(two["loss"], rel=5e-3)
+
+
+def ds_config_steps(config: Path, names: list[str]) -> list[int]:
+    return [run_main(config, f"out={config.parent / name}", ds_config=DS_CONFIGS / f"{name}.json") for name in names]
+
+
+def test_every_ds_config_trains(dataset: Path, tmp_path: Path) -> None:
+    """Two ranks, in one pair of processes; all of them follow the same losses."""
+    names = sorted(path.stem for path in DS_CONFIGS.glob("*.json"))
+    assert names == ["zero1_bf16", "zero2_bf16", "zero2_bf16_cpu", "zero2_bf16_offload", "zero3_bf16"]
+    tree = small_tree(tmp_path / "unused", dataset, steps=3)
+    tree["checkpoint"]["every"] = 0
+    config = write_tree(tmp_path / "run.yaml", tree)
+    results = run_ranks(2, ds_config_steps, config, names, folder=tmp_path, timeout=1800)
+    assert [r.value for r in results] == [[0] * len(names)] * 2
+    losses = {name: [line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in names}
+    for name in names:
+        assert len(losses[name]) == 3
+        assert losses[name] == pytest.approx(losses["zero2_bf16"], rel=5e-3), name
+
+
+def many_mains(cases: list[tuple[Path, list[str]]]) -> list[int]:
+    return [run_main(config, *overrides) for config, overrides in cases]
+
+
+def test_user_errors_are_one_line_on_every_rank(dataset: Path, tmp_path: Path) -> None:
+    """Each kind of bad input: the same single line and exit status on both ranks, and nobody waits."""
+    good = small_tree(tmp_path / "out", dataset)
+    config = write_tree(tmp_path / "good.yaml", good)
+    missing = write_tree(tmp_path / "missing.yaml", {k: v for k, v in good.items() if k != "data"})
+    no_dataset = tmp_path / "somewhere"
+    no_dataset.mkdir()
+    empty = tmp_path / "empty"
+    write_dataset(empty, {"train": [], "validation": []})
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    cases: list[tuple[Path, list[str], str]] = [
+        (missing, [], "data: is required and missing"),
+        (config, ["train.stepz=3"], "train.stepz: unknown key; did you mean 'steps'?"),
+        (config, ["train.steps=many"], "train.steps: 'many' must be a valid integer"),
+        (
+            config,
+            ["train.global_batch_size=9"],
+            "9 is not a multiple of train.micro_batch_size 2 x 2 ranks = 4",
+        ),
+        (config, ["model.vocab_size=10"], "model.vocab_size: 10 is smaller than the vocabulary of"),
+        (config, ["model.context_length=5000"], "tokens hold no window of context + 1 = 5001"),
+        (config, [f"data.path={no_dataset}"], "no manifest.json"),
+        (config, [f"data.path={empty}"], "0 tokens hold no window"),
+        (config, ["--resume", str(tmp_path / "nowhere")], "no such folder"),
+        (config, ["--resume", str(foreign)], "is not a checkpoint of this project"),
+    ]
+    results = run_ranks(2, many_mains, [case[:2] for case in cases], folder=tmp_path)
+    for rank, result in enumerate(results):
+        assert result.value == [2] * len(cases)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("error")]
+        assert len(lines) == len(cases)
+        for line, (_, _, message) in zip(lines, cases, strict=True):
+            assert line.startswith(f"error (rank {rank}): ")
+            assert message in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset: Path, tmp_path: Path) -> None:
+    whole, _ = pair
+    config = write_tree(tmp_path / "other.yaml", small_tree(tmp_path / "out", dataset))
+    ranks = len(list((whole / STEP_20).glob("*optim_states.pt")))
+    cases = [
+        (config, ["--resume", str(whole / STEP_20), "model.num_rounds=3"]),
+        (config, ["--resume", str(whole / STEP_20), "train.seed=1"]),
+        (config, ["--resume", str(whole / STEP_20), f"data.path={other_data(tmp_path)}"]),
+    ]
+    for result in run_ranks(ranks, many_mains, cases, folder=tmp_path):
+        assert result.value == [2, 2, 2]
+        errors = [line for line in result.stderr.splitlines() if line.startswith("error")]
+        assert "is of another model: model.num_rounds is 4 there and 3 in this run" in errors[0]
+        assert "seed is 0 there and 1 in this run" in errors[1]
+        assert "data_fingerprint" in errors[2]
+
+
+def other_data(folder: Path) -> Path:
+    from tests.support.runs import small_dataset
+
+    return small_dataset(folder / "other", train_tokens=4000)
+
+
+def test_yaml_of_the_demonstration_is_valid() -> None:
+    path = Path(__file__).parents[2] / "pretrain/configs/small.yaml"
+    tree = yaml.safe_load(path.read_text())
+    assert tree["model"] == {"preset": "small-loop"}
+    assert tree["train"]["recompute"] == "round"
