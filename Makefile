@@ -17,7 +17,7 @@ $(VENV)/.installed: requirements.txt
 # The corpus is the standard library of the machine's own Python; nothing is downloaded.
 data: $(DATA)/manifest.json
 $(DATA)/manifest.json: | setup
-	$(BIN)/python -m data_prep train-tokenizer --source python-stdlib --vocab-size 4096 --out $(DATA)/tokenizer.model
+	$(BIN)/python -m data_prep train-tokenizer --source python-stdlib --vocab-size 1024 --out $(DATA)/tokenizer.model
 	$(BIN)/python -m data_prep tokenize --source python-stdlib --tokenizer $(DATA)/tokenizer.model \
 		--out $(DATA) --validation-fraction 0.05
 
@@ -29,7 +29,7 @@ pretrain: setup data
 	else \
 		OMP_NUM_THREADS=$$(( ($$(nproc) + 1) / 2 )) $(BIN)/deepspeed --num_gpus 2 pretrain/run.py \
 			--ds_config ds_configs/zero2_bf16_cpu.json --config pretrain/configs/small.yaml \
-			out=$(RUN) data.path=$(DATA) train.micro_batch_size=16 $(ARGS); \
+			out=$(RUN) data.path=$(DATA) train.micro_batch_size=8 $(ARGS); \
 	fi
 
 # On localhost only: TensorBoard has no password.

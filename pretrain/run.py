@@ -76,7 +76,7 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
     with together():
         training_split = open_split(Path(config.data.path), "train")
         validation_split = open_split(Path(config.data.path), "validation") if config.train.validate_every else None
-        tokenizer = load_tokenizer(Path(config.data.path))
+        tokenizer = load_tokenizer(Path(config.data.path)) if config.monitor.sample_tokens else None
         resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
         saved = checkpoint.read_state(resumed) if resumed else None
         if resumed and saved:
@@ -115,7 +115,7 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
             log.say(f"saved {folder}")
             log.restart_clock(step)
 
-    if config.monitor.sample_tokens:
+    if tokenizer:
         log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{sample(engine, tokenizer, config, ranks)}\n")
     log.say(f"done: {step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
     log.close()

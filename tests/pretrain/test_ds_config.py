@@ -23,8 +23,8 @@ def config(dataset: Path, tmp_path: Path) -> RunConfig:
 def test_batch_sizes_and_clipping(config: RunConfig) -> None:
     expected = {
         "train_batch_size": 8,
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 2,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
     }
     for tree in ({}, dict.fromkeys(expected, "auto"), expected):
@@ -91,7 +91,7 @@ def test_files_that_cannot_be_read(config: RunConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_our_files_keep_gradients_in_float32_and_resolve(config: RunConfig, path: Path) -> None:
-    resolved = load_ds_config(path, config, world_size=4)
+    resolved = load_ds_config(path, config, world_size=2)
     assert resolved["bf16"]["enabled"] is True
     assert resolved["data_types"]["grad_accum_dtype"] == "fp32"
     assert resolved["communication_data_type"] == "fp32"

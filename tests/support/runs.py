@@ -20,7 +20,7 @@ VOCAB = 61
 CONTEXT = 16
 
 
-def small_dataset(folder: Path, train_tokens: int = 5000, validation_tokens: int = 400) -> Path:
+def small_dataset(folder: Path, train_tokens: int = 5000, validation_tokens: int = 100) -> Path:
     """Tokens with structure to learn: each follows from the one before it, with some noise."""
     generator = np.random.default_rng(0)
 
@@ -35,12 +35,12 @@ def small_dataset(folder: Path, train_tokens: int = 5000, validation_tokens: int
 
 
 def small_tree(out: Path, data: Path, **train: Any) -> dict[str, Any]:
-    """The YAML of a run with K = 2, R = 4 on `small_dataset`."""
+    """The YAML of a run with K = 2, R = 2 on `small_dataset`."""
     return {
         "out": str(out),
         "data": {"path": str(data)},
-        "model": {"num_blocks": 2, "num_rounds": 4, "d_model": 32, "num_heads": 2, "context_length": CONTEXT},
-        "train": {"steps": 20, "global_batch_size": 8, "micro_batch_size": 2, "validate_every": 10, **train},
+        "model": {"num_blocks": 2, "num_rounds": 2, "d_model": 32, "num_heads": 2, "context_length": CONTEXT},
+        "train": {"steps": 20, "global_batch_size": 8, "micro_batch_size": 4, "validate_every": 10, **train},
         "optimizer": {"lr": 1e-2},
         "schedule": {"warmup_steps": 2},
         "checkpoint": {"every": 10},
