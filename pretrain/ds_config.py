@@ -54,6 +54,9 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     left = next(_autos(tree, ""), None)
     if left is not None:
         raise ConfigError(f'{left}: "auto" cannot be resolved here; write a value')
+    if "optimizer" not in tree:
+        # Offloaded state is updated by our fused AdamW; DeepSpeed would insist on its own, compiled at first use.
+        tree.setdefault("zero_force_ds_cpu_optimizer", False)
     tree.setdefault(
         "tensorboard", {"enabled": True, "output_path": str(Path(config.out) / "tensorboard"), "job_name": ""}
     )

@@ -24,7 +24,7 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
         model=model,
         config=ds_config,
         model_parameters=groups,
-        optimizer=None if own_block else build_optimizer(groups, config.optimizer, ds_config),
+        optimizer=None if own_block else build_optimizer(groups, config.optimizer),
     )
     return engine
 
@@ -38,21 +38,9 @@ def parameter_groups(model: DeepLoopModel, weight_decay: float) -> list[dict[str
     ]
 
 
-def build_optimizer(
-    groups: list[dict[str, Any]], config: OptimizerConfig, ds_config: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """AdamW, fused; DeepSpeed's CPU Adam where the optimizer state is offloaded to host memory."""
-    options: dict[str, Any] = {
-        "lr": config.lr,
-        "betas": config.betas,
-        "eps": config.eps,
-        "weight_decay": config.weight_decay,
-    }
-    if ds_config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)  # type: ignore[no-any-return]
-    return torch.optim.AdamW(groups, fused=True, **options)
+def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW, fused: the form that exists for CPU tensors as well, and so for offloaded optimizer state."""
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 def set_learning_rate(engine: Engine, lr: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "deepspeed", "deepspeed.ops.adam", "pretrain.run"])
+SERVER.set_forkserver_preload(["torch", "deepspeed", "pretrain.run"])
 
 
 class RankResult(NamedTuple):
