@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.errors import DataError
@@ -10,7 +10,7 @@ from data_prep.order import Permutation, SampleOrder, num_samples
 
 
 @given(size=st.integers(1, 3000), key=st.binary(max_size=8))
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of ours
 def test_permutation_is_a_bijection(size: int, key: bytes) -> None:
     image = Permutation(size, key)(np.arange(size, dtype=np.int64))
     assert sorted(image.tolist()) == list(range(size))
@@ -28,7 +28,7 @@ def test_every_epoch_covers_every_sample_once(size: int) -> None:
     start=st.integers(0, 5000),
     parts=st.lists(st.integers(0, 300), min_size=1, max_size=8),
 )
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of ours
 def test_ids_do_not_depend_on_how_they_are_asked_for(size: int, start: int, parts: list[int]) -> None:
     whole = SampleOrder(size, seed=1).sample_ids(start, sum(parts))
     order, position, pieces = SampleOrder(size, seed=1), start, []

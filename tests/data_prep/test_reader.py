@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.errors import DataError
@@ -27,7 +27,7 @@ def test_windows_cross_documents_and_shards(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_windows_are_slices_of_the_stream(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any))
     dtype = data.draw(st.sampled_from(["uint16", "int32"]))

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.errors import DataError
+from data_prep.sources.stdlib import stdlib_files, stdlib_root
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 
 SPECIAL_SPELLINGS = ["</s>", "<s>", "<unk>", "<0x0A>", "<|endoftext|>"]
@@ -30,12 +31,21 @@ def test_tricky_text_comes_back_exactly(tokenizer: Tokenizer, text: str) -> None
 
 
 @given(text=st.text() | st.text(alphabet="\u2581 \t\n\0<s/>a1"))
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of ours
 def test_any_text_comes_back_exactly(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_id not in ids
     assert all(0 <= id_ < tokenizer.vocab_size for id_ in ids)
+
+
+def test_the_embedded_corpus_comes_back_exactly(tokenizer: Tokenizer) -> None:
+    """Every tenth source file of the running Python, whatever it holds."""
+    root = stdlib_root()
+    texts = [path.read_bytes().decode(errors="ignore") for path in stdlib_files(root)[::10]]
+    assert sum(map(len, texts)) > 500_000
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_indentation_and_blank_lines_are_single_pieces(tokenizer: Tokenizer) -> None:
