@@ -23,7 +23,8 @@ DISCOUNTS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
 def stream(dataset: Path, split: str) -> NDArray[np.int64]:
     """All tokens of a split, [num_tokens]."""
     tokens = open_split(dataset, split)
-    return tokens.windows(np.zeros(1, dtype=np.int64), tokens.num_tokens)[0]
+    (everything,) = tokens.windows(np.zeros(1, dtype=np.int64), tokens.num_tokens)
+    return np.asarray(everything, dtype=np.int64)
 
 
 def unigram_loss(train_T: NDArray[np.int64], validation_T: NDArray[np.int64], vocab_size: int) -> float:
