@@ -1,9 +1,8 @@
 """The order in which samples are consumed: a keyed permutation per epoch, computed in O(1) memory.
 
-A balanced Feistel network permutes [0, 4^h) for the least h with 4^h >= num_samples; ids that fall outside
-[0, num_samples) are sent through again until they fall inside ("cycle walking": Black and Rogaway, "Ciphers
-with Arbitrary Finite Domains", 2002), which permutes exactly [0, num_samples). Fewer than 4 passes are
-expected.
+A Feistel network permutes [0, 2^b) for the least b with 2^b >= num_samples; ids that fall outside [0, num_samples)
+are sent through again until they fall inside ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", 2002), which permutes exactly [0, num_samples). Fewer than 2 passes are expected.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from data_prep.errors import DataError
 
 _ROUNDS = 8
+_BLOCK = 1 << 13  # positions permuted at once
 
 
 def num_samples(num_tokens: int, context: int) -> int:
@@ -42,16 +42,20 @@ class Permutation:
 
     def __init__(self, size: int, key: bytes) -> None:
         self.size = size
-        self._half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-        self._mask = np.uint64((1 << int(self._half_bits)) - 1)
+        bits = max(2, (size - 1).bit_length())
+        self._left_bits, self._right_bits = bits // 2, bits - bits // 2
         material = hashlib.shake_128(key).digest(8 * _ROUNDS)
         self._round_keys = np.frombuffer(material, dtype="<u8").astype(np.uint64)
 
     def _network(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = ids >> self._half_bits, ids & self._mask
+        """The halves have a and b bits and change places each round; after an even number they are back."""
+        left_mask, right_mask = np.uint64((1 << self._left_bits) - 1), np.uint64((1 << self._right_bits) - 1)
+        shift = np.uint64(self._right_bits)
+        left, right = ids >> shift, ids & right_mask
         for key in self._round_keys:
-            left, right = right, left ^ (_mix(right + key) & self._mask)
-        return (left << self._half_bits) | right
+            left, right = right, left ^ (_mix(right + key) & left_mask)
+            left_mask, right_mask = right_mask, left_mask
+        return (left << shift) | right
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Image of each position; int64 [n] in [0, size) -> int64 [n] in [0, size)."""
@@ -77,21 +81,32 @@ class SampleOrder:
         self.seed = seed
         self._epoch = -1
         self._permutation = Permutation(1, b"")
+        self._block_key = (-1, -1)
+        self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    def _of_epoch(self, epoch: int) -> Permutation:
-        if epoch != self._epoch:
-            self._permutation = Permutation(self.num_samples, f"deeploop order {self.seed} {epoch}".encode())
-            self._epoch = epoch
-        return self._permutation
+    def _of_block(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """Ids of the block's positions; the last block is kept, since small requests follow each other."""
+        if (epoch, block) != self._block_key:
+            if epoch != self._epoch:
+                self._permutation = Permutation(self.num_samples, f"deeploop order {self.seed} {epoch}".encode())
+                self._epoch = epoch
+            start = block * _BLOCK
+            self._block = self._permutation(np.arange(start, min(start + _BLOCK, self.num_samples), dtype=np.int64))
+            self._block_key = (epoch, block)
+        return self._block
+
+    def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at any positions; int64 [n] -> int64 [n]."""
+        epochs, within = np.divmod(positions, self.num_samples)
+        blocks, places = np.divmod(within, _BLOCK)
+        keys = epochs * (self.num_samples // _BLOCK + 1) + blocks
+        ids = np.empty_like(within)
+        for key in np.unique(keys).tolist():
+            here = keys == key
+            first = int(np.argmax(here))
+            ids[here] = self._of_block(int(epochs[first]), int(blocks[first]))[places[here]]
+        return ids
 
     def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
         """Sample ids at positions start .. start + count - 1; int64 [count]."""
-        ids = np.empty(count, dtype=np.int64)
-        done = 0
-        while done < count:
-            epoch, within = divmod(start + done, self.num_samples)
-            take = min(count - done, self.num_samples - within)
-            positions = np.arange(within, within + take, dtype=np.int64)
-            ids[done : done + take] = self._of_epoch(epoch)(positions)
-            done += take
-        return ids
+        return self.ids_at(np.arange(start, start + count, dtype=np.int64))

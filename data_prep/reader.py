@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.errors import DataError
-from data_prep.manifest import Manifest, Shard, load_manifest
+from data_prep.manifest import Manifest, load_manifest
 from data_prep.megatron import TOKEN_DTYPES
+from data_prep.shards import bin_path
 
 _OPEN_SHARDS = 256  # each open map holds a file descriptor; the usual limit is 1,024
 
@@ -43,7 +44,7 @@ class TokenSplit:
         """The shard's tokens as a view of its memory map; [tokens]."""
         tokens = self._open.get(shard)
         if tokens is None:
-            path = bin_path(self.folder, self._shards[shard])
+            path = bin_path(self.folder, self._shards[shard].prefix)
             try:
                 with path.open("rb") as file:
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -93,16 +94,6 @@ class TokenSplit:
         return tokens_BL
 
 
-def bin_path(folder: Path, shard: Shard) -> Path:
-    """Path of a shard's tokens."""
-    return folder / f"{shard.prefix}.bin"
-
-
-def idx_path(folder: Path, shard: Shard) -> Path:
-    """Path of a shard's index."""
-    return folder / f"{shard.prefix}.idx"
-
-
 def open_split(path: Path, split: str) -> TokenSplit:
     """Opens one split of a dataset folder. Checks that every `.bin` is there with the size in the manifest.
 
@@ -114,7 +105,7 @@ def open_split(path: Path, split: str) -> TokenSplit:
     if split not in manifest.splits:
         raise DataError(f"{path}: no split {split!r}; it has {', '.join(sorted(manifest.splits)) or 'none'}")
     for shard in manifest.splits[split].shards:
-        file = bin_path(path, shard)
+        file = bin_path(path, shard.prefix)
         try:
             size = file.stat().st_size
         except OSError as error:
