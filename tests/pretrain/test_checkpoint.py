@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,6 @@ def test_state_reads_back(tmp_path: Path) -> None:
         ("zero_stage", 3, "zero_stage is 2 there and 3"),
     ],
 )
-def test_what_differs_is_named(field: str, value: object, message: str) -> None:
+def test_what_differs_is_named(field: str, value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         check_match(Path("folder"), STATE, dataclasses.replace(STATE, **{field: value}))
