@@ -22,6 +22,7 @@ from deeploop_model.config import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.schedule import check_schedule
+from pretrain.text_file import read_text
 
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 
@@ -67,11 +68,7 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping of sections. Raises ConfigError."""
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+        tree = yaml.load(read_text(path), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ConfigError(f"{path}: line {line}: {error.problem}") from None

@@ -3,6 +3,9 @@
 "auto" means what Hugging Face's DeepSpeed integration makes of it: batch sizes, accumulation, clipping and optimizer
 values come from the run's own configuration, bucket sizes from the model's width. A value that is written out must
 agree with the run's configuration; two truths are an error.
+
+An `optimizer` block is taken in that sense: its values must be the YAML's, and the run builds its own AdamW from them
+(`pretrain.engine`), the same on every device. DeepSpeed's Adam would be compiled at first use.
 """
 
 from __future__ import annotations
@@ -14,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import RunConfig
+from pretrain.ds_schema import check_schema
 from pretrain.errors import ConfigError
+from pretrain.text_file import read_text
 
 AUTO = "auto"
+OPTIMIZER_PARAMS = ("lr", "betas", "eps", "weight_decay")
 
 
 def load_ds_config(path: Path, config: RunConfig, world_size: int) -> dict[str, Any]:
     """The file's configuration with nothing left open. Raises ConfigError."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_repeated_key)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+        tree = json.loads(read_text(path), object_pairs_hook=_no_repeated_key)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno}: {error.msg}") from None
     except ValueError as error:
@@ -47,6 +49,9 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     tree.setdefault("train_micro_batch_size_per_gpu", AUTO)
     tree.setdefault("gradient_accumulation_steps", AUTO)
     tree.setdefault("gradient_clipping", AUTO)  # DeepSpeed's own default clips at 1.0
+    # DeepSpeed's default, bf16, loses precision with every micro-batch and rank.
+    tree.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    tree.setdefault("communication_data_type", "fp32")
     for dotted, value in _owned_by_the_run(config, world_size).items():
         _settle(tree, dotted, value)
     for dotted, value in _derived_from_width(config.model.d_model).items():
@@ -54,9 +59,9 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     left = next(_autos(tree, ""), None)
     if left is not None:
         raise ConfigError(f'{left}: "auto" cannot be resolved here; write a value')
-    if "optimizer" not in tree:
-        # Offloaded state is updated by our fused AdamW; DeepSpeed would insist on its own, compiled at first use.
-        tree.setdefault("zero_force_ds_cpu_optimizer", False)
+    check_schema(tree)
+    tree.pop("optimizer", None)
+    tree["zero_force_ds_cpu_optimizer"] = False  # offloaded state is updated by our AdamW as well
     tree.setdefault(
         "tensorboard", {"enabled": True, "output_path": str(Path(config.out) / "tensorboard"), "job_name": ""}
     )
@@ -107,15 +112,24 @@ def _refuse(tree: dict[str, Any]) -> None:
     fp16 = tree.get("fp16", {})
     if isinstance(fp16, dict) and fp16.get("enabled") is True:
         raise ConfigError('fp16.enabled: true is not supported; use {"bf16": {"enabled": true}}')
-    optimizer = tree.get("optimizer", {})
-    if optimizer and (not isinstance(optimizer, dict) or optimizer.get("type") not in ("AdamW", "Adam")):
-        found = optimizer.get("type") if isinstance(optimizer, dict) else optimizer
-        raise ConfigError(f'optimizer.type: {found!r} is not supported; use "AdamW", or remove the block')
+    _refuse_foreign_optimizer(tree.get("optimizer", {"type": "AdamW"}))
     reentrant = tree.get("activation_checkpointing")
     if reentrant is not None:
         raise ConfigError(
             "activation_checkpointing: recomputation belongs to the model; remove this block and set train.recompute"
         )
+
+
+def _refuse_foreign_optimizer(block: Any) -> None:
+    if not isinstance(block, dict) or block.get("type") not in ("AdamW", "Adam"):
+        found = block.get("type") if isinstance(block, dict) else block
+        raise ConfigError(f'optimizer.type: {found!r} is not supported; use "AdamW", or remove the block')
+    params = block.get("params", {})
+    if not isinstance(params, dict):
+        raise ConfigError(f"optimizer.params: {params!r} must be an object of keys")
+    for key in params:
+        if key not in OPTIMIZER_PARAMS:
+            raise ConfigError(f"optimizer.params.{key}: unknown key; known here: {', '.join(OPTIMIZER_PARAMS)}")
 
 
 def _settle(tree: dict[str, Any], dotted: str, value: Any) -> None:

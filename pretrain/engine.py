@@ -19,12 +19,11 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
     import deepspeed
 
     groups = parameter_groups(model, config.optimizer.weight_decay)
-    own_block = "optimizer" in ds_config
     engine, *_ = deepspeed.initialize(
         model=model,
         config=ds_config,
         model_parameters=groups,
-        optimizer=None if own_block else build_optimizer(groups, config.optimizer),
+        optimizer=build_optimizer(groups, config.optimizer),
     )
     return engine
 

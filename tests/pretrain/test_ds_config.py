@@ -32,10 +32,23 @@ def test_batch_sizes_and_clipping(config: RunConfig) -> None:
         assert {key: resolved[key] for key in expected} == expected
 
 
-def test_optimizer_block_takes_the_values_of_the_run(config: RunConfig) -> None:
-    params: dict[str, Any] = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
-    resolved = resolve({"optimizer": {"type": "AdamW", "params": params}}, config, 1)
-    assert resolved["optimizer"]["params"] == {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+        {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+        {},
+    ],
+)
+def test_optimizer_block_must_agree_and_is_ours_to_build(config: RunConfig, params: dict[str, Any]) -> None:
+    assert resolve({"optimizer": {"type": "AdamW", "params": params}}, config, 1) == resolve({}, config, 1)
+
+
+def test_gradients_are_summed_in_float32_unless_the_file_says_otherwise(config: RunConfig) -> None:
+    resolved = resolve({}, config, 1)
+    assert (resolved["data_types"], resolved["communication_data_type"]) == ({"grad_accum_dtype": "fp32"}, "fp32")
+    resolved = resolve({"data_types": {"grad_accum_dtype": "bf16"}}, config, 1)
+    assert resolved["data_types"] == {"grad_accum_dtype": "bf16"}
 
 
 def test_buckets_by_hugging_faces_formulas(config: RunConfig) -> None:
@@ -68,6 +81,15 @@ def test_tensorboard_goes_to_the_run_folder_unless_configured(config: RunConfig)
         ({"fp16": {"enabled": True}}, "fp16.enabled: true is not supported"),
         ({"activation_checkpointing": {}}, "activation_checkpointing: .* set train.recompute"),
         ({"zero_optimization": {"stage": "auto"}}, 'zero_optimization.stage: "auto" cannot be resolved'),
+        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "optimizer.params.amsgrad: unknown key"),
+        ({"optimizer": {"type": "AdamW", "params": 3}}, "optimizer.params: 3 must be an object of keys"),
+        ({"zero_optimisation": {"stage": 2}}, "zero_optimisation: unknown key; did you mean 'zero_optimization'?"),
+        ({"zero_optimization": {"stage": 7}}, "zero_optimization.stage: 7: Input should be 0, 1, 2, 3"),
+        ({"zero_optimization": {"overlap_com": True}}, "zero_optimization.overlap_com: unknown key"),
+        ({"zero_optimization": 2}, "zero_optimization: 2 must be an object of keys"),
+        ({"bf16": {"enabled": "perhaps"}}, "bf16.enabled: 'perhaps': Input should be a valid boolean"),
+        ({"tensorboard": {"enable": True}}, "tensorboard.enable: unknown key"),
+        ({"data_types": {"grad_accum_dtype": "fp31"}}, "grad_accum_dtype: 'fp31' must be one of fp32, bf16, fp16"),
     ],
 )
 def test_contradictions(config: RunConfig, tree: dict[str, Any], message: str) -> None:
