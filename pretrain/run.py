@@ -93,7 +93,12 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
     feed = TrainFeed(training_split, context, config.train, accumulation, ranks)
     tokens_per_step = config.train.global_batch_size * context
     log = RunLog(
-        out, engine, first_step=step, steps=config.train.steps, tokens_per_step=tokens_per_step, is_main=ranks.is_main
+        out,
+        engine.monitor,
+        first_step=step,
+        steps=config.train.steps,
+        tokens_per_step=tokens_per_step,
+        is_main=ranks.is_main,
     )
     log.say(headline(config, ranks, accumulation, step, resumed))
 

@@ -8,15 +8,27 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
 from data_prep.durable import write_atomic
-from pretrain.engine import Engine
+
+Monitor = Any  # deepspeed.monitor.monitor.MonitorMaster carries no types
 
 
 class RunLog:
-    """Writes on rank 0 only. The x axis is the number of optimizer steps done."""
+    """Writes on rank 0 only. The x axis is the number of optimizer steps done.
 
-    def __init__(self, out: Path, engine: Engine, *, first_step: int, steps: int, tokens_per_step: int, is_main: bool):
-        self._monitor = engine.monitor
+    Args:
+        out: the run folder.
+        monitor: DeepSpeed's, which knows TensorBoard and whatever else the ds_config switches on.
+        first_step: steps done before; what earlier runs logged of later steps is trained again, so it is dropped.
+        steps: of the whole run, for the time left.
+    """
+
+    def __init__(
+        self, out: Path, monitor: Monitor, *, first_step: int, steps: int, tokens_per_step: int, is_main: bool
+    ) -> None:
+        self._monitor = monitor
         self._steps = steps
         self._tokens_per_step = tokens_per_step
         self._is_main = is_main
@@ -24,6 +36,7 @@ class RunLog:
         if is_main:
             path = out / "metrics.jsonl"
             _drop_lines_after(path, first_step)
+            _hide_points_after(monitor, first_step)
             self._metrics = path.open("a", encoding="utf-8")
         self.restart_clock(first_step)
 
@@ -84,6 +97,13 @@ def _drop_lines_after(path: Path, step: int) -> None:
         return
     kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
     write_atomic(path, "".join(line + "\n" for line in kept).encode())
+
+
+def _hide_points_after(monitor: Monitor, step: int) -> None:
+    """TensorBoard's own mark of a restart: readers purge the points of this step and later ones."""
+    if monitor.tb_monitor is not None:
+        restart = Event(session_log=SessionLog(status=SessionLog.START))
+        monitor.tb_monitor.summary_writer.file_writer.add_event(restart, step=step + 1)
 
 
 def _step_of(line: str) -> float:

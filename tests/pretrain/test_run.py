@@ -87,11 +87,12 @@ def test_run_learns_and_leaves_what_it_promises(pair: tuple[Path, Path], dataset
     assert (whole / "logs").is_dir()
 
 
-def test_tensorboard_shows_our_steps(pair: tuple[Path, Path]) -> None:
-    whole, _ = pair
-    events = EventAccumulator(str(whole / "tensorboard"))
+@pytest.mark.parametrize("which", [0, 1], ids=["whole", "resumed"])
+def test_tensorboard_shows_every_step_once(pair: tuple[Path, Path], which: int) -> None:
+    out = pair[which]
+    events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
-    by_step = {line["step"]: line for line in metrics(whole) if "loss" in line}
+    by_step = {line["step"]: line for line in metrics(out) if "loss" in line}
     for tag in ("loss", "lr", "grad_norm"):
         points = events.Scalars(f"train/{tag}")
         assert [p.step for p in points] == list(range(1, 21))
