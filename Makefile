@@ -21,16 +21,16 @@ $(DATA)/manifest.json: | setup
 	$(BIN)/python -m data_prep tokenize --source python-stdlib --tokenizer $(DATA)/tokenizer.model \
 		--out $(DATA) --validation-fraction 0.05
 
-# All GPUs, or two ranks on the CPU. ARGS="train.steps=1000" changes values of the YAML.
+# All GPUs, or two ranks on the CPU; about 16 sequences a step. ARGS="train.steps=1000" changes values of the YAML.
 pretrain: setup data
-	@if [ "$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())')" -gt 0 ]; then \
-		$(BIN)/deepspeed pretrain/run.py --ds_config ds_configs/zero2_bf16.json \
-			--config pretrain/configs/small.yaml out=$(RUN) data.path=$(DATA) $(ARGS); \
-	else \
-		OMP_NUM_THREADS=$$(( ($$(nproc) + 1) / 2 )) $(BIN)/deepspeed --num_gpus 2 pretrain/run.py \
-			--ds_config ds_configs/zero2_bf16_cpu.json --config pretrain/configs/small.yaml \
-			out=$(RUN) data.path=$(DATA) train.micro_batch_size=8 $(ARGS); \
-	fi
+	@ranks=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); ds_config=zero2_bf16; \
+	if [ $$ranks -eq 0 ]; then \
+		ranks=2; ds_config=zero2_bf16_cpu; export OMP_NUM_THREADS=$$(( ($$(nproc) + 1) / 2 )); \
+	fi; \
+	micro=$$(( (16 + ranks - 1) / ranks )); \
+	$(BIN)/deepspeed --num_gpus $$ranks pretrain/run.py --ds_config ds_configs/$$ds_config.json \
+		--config pretrain/configs/small.yaml out=$(RUN) data.path=$(DATA) \
+		train.micro_batch_size=$$micro train.global_batch_size=$$(( micro * ranks )) $(ARGS)
 
 # On localhost only: TensorBoard has no password.
 tensorboard: setup

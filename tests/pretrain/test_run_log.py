@@ -14,7 +14,8 @@ from tests.support.ranks import run_ranks
 
 def log_of_a_resumed_run(out: Path) -> None:
     """Steps 3 and 4 of 10, the second one diverged, after an earlier run that reached step 3 and half of 4."""
-    from deepspeed.monitor.monitor import MonitorMaster, get_monitor_config
+    from deepspeed.monitor.config import get_monitor_config
+    from deepspeed.monitor.monitor import MonitorMaster
 
     settings: dict[str, Any] = {"tensorboard": {"enabled": False}}
     with process_group(Ranks.from_environment()):
