@@ -17,7 +17,7 @@ $(VENV)/.installed: requirements.txt
 # The corpus is the standard library of the machine's own Python; nothing is downloaded.
 data: $(DATA)/manifest.json
 $(DATA)/manifest.json: | setup
-	$(BIN)/python -m data_prep train-tokenizer --source python-stdlib --vocab-size 512 --out $(DATA)/tokenizer.model
+	$(BIN)/python -m data_prep train-tokenizer --source python-stdlib --vocab-size 384 --out $(DATA)/tokenizer.model
 	$(BIN)/python -m data_prep tokenize --source python-stdlib --tokenizer $(DATA)/tokenizer.model \
 		--out $(DATA) --validation-fraction 0.05
 
