@@ -210,5 +210,5 @@ def other_data(folder: Path) -> Path:
 def test_yaml_of_the_demonstration_is_valid() -> None:
     path = Path(__file__).parents[2] / "pretrain/configs/small.yaml"
     tree = yaml.safe_load(path.read_text())
-    assert tree["model"] == {"preset": "small-loop"}
+    assert tree["model"] == {"preset": "small-loop", "tie_embeddings": False}
     assert tree["train"]["recompute"] == "round"
