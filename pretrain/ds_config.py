@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import RunConfig
-from pretrain.ds_schema import check_schema
+from pretrain.ds_schema import check_keys, check_values
 from pretrain.errors import ConfigError
 from pretrain.text_file import read_text
 
 AUTO = "auto"
+BELONGS_ELSEWHERE = {
+    "scheduler": "the learning rate is set by the YAML's schedule section",
+    "activation_checkpointing": "recomputation belongs to the model, set train.recompute",
+}
 OPTIMIZER_PARAMS = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -59,7 +63,7 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     left = next(_autos(tree, ""), None)
     if left is not None:
         raise ConfigError(f'{left}: "auto" cannot be resolved here; write a value')
-    check_schema(tree)
+    check_values(tree)
     tree.pop("optimizer", None)
     tree["zero_force_ds_cpu_optimizer"] = False  # offloaded state is updated by our AdamW as well
     tree.setdefault(
@@ -107,24 +111,18 @@ def _derived_from_width(d_model: int) -> dict[str, Any]:
 
 
 def _refuse(tree: dict[str, Any]) -> None:
-    if "scheduler" in tree:
-        raise ConfigError("scheduler: the learning rate is set by the YAML's schedule section; remove this block")
-    fp16 = tree.get("fp16", {})
-    if isinstance(fp16, dict) and fp16.get("enabled") is True:
+    for block, instead in BELONGS_ELSEWHERE.items():
+        if block in tree:
+            raise ConfigError(f"{block}: {instead}; remove this block")
+    check_keys(tree)
+    if tree.get("fp16", {}).get("enabled") is True:
         raise ConfigError('fp16.enabled: true is not supported; use {"bf16": {"enabled": true}}')
-    _refuse_foreign_optimizer(tree.get("optimizer", {"type": "AdamW"}))
-    reentrant = tree.get("activation_checkpointing")
-    if reentrant is not None:
+    optimizer = tree.get("optimizer", {"type": "AdamW"})
+    if optimizer.get("type") not in ("AdamW", "Adam"):
         raise ConfigError(
-            "activation_checkpointing: recomputation belongs to the model; remove this block and set train.recompute"
+            f'optimizer.type: {optimizer.get("type")!r} is not supported; use "AdamW", or remove the block'
         )
-
-
-def _refuse_foreign_optimizer(block: Any) -> None:
-    if not isinstance(block, dict) or block.get("type") not in ("AdamW", "Adam"):
-        found = block.get("type") if isinstance(block, dict) else block
-        raise ConfigError(f'optimizer.type: {found!r} is not supported; use "AdamW", or remove the block')
-    params = block.get("params", {})
+    params = optimizer.get("params", {})
     if not isinstance(params, dict):
         raise ConfigError(f"optimizer.params: {params!r} must be an object of keys")
     for key in params:

@@ -13,40 +13,37 @@ from pydantic import ValidationError
 
 from pretrain.errors import ConfigError
 
-TOP_LEVEL_KEYS = (
-    # Batches and the optimizer
+SECTIONS = (
+    "optimizer", "bf16", "fp16", "data_types", "torch_autocast", "zero_optimization", "aio", "comms_logger", "compile",
+    "checkpoint", "datastates_ckpt", "timers", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet",
+)  # fmt: skip
+VALUES = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-    "optimizer", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-    # Precision
-    "bf16", "fp16", "data_types", "torch_autocast",
-    # Memory and communication
-    "zero_optimization", "aio", "communication_data_type", "prescale_gradients", "gradient_predivide_factor",
-    "gradient_allreduce_op", "disable_allgather", "comms_logger", "compile", "disable_python_gc",
-    # Checkpoints
-    "checkpoint", "datastates_ckpt",
-    # What is shown
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level", "timers",
-    "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type", "prescale_gradients",
+    "gradient_predivide_factor", "gradient_allreduce_op", "disable_allgather", "disable_python_gc", "steps_per_print",
+    "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
 )  # fmt: skip
 FLOAT_TYPES = ("fp32", "bf16", "fp16")
 
 
-def check_schema(tree: dict[str, Any]) -> None:
-    """Raises ConfigError for a key that DeepSpeed would ignore and for a value that it would not take.
-
-    `tree` holds no "auto" any more.
-    """
-    for key in tree:
-        if key not in TOP_LEVEL_KEYS:
-            close = difflib.get_close_matches(key, TOP_LEVEL_KEYS, n=1)
+def check_keys(tree: dict[str, Any]) -> None:
+    """Raises ConfigError for a top-level key that DeepSpeed would ignore, or a section that is no object."""
+    for key, value in tree.items():
+        if key not in SECTIONS + VALUES:
+            close = difflib.get_close_matches(key, SECTIONS + VALUES, n=1)
             raise ConfigError(f"{key}: unknown key; " + (f"did you mean {close[0]!r}?" if close else "remove it"))
+        if key in SECTIONS and not isinstance(value, dict):
+            raise ConfigError(f"{key}: {value!r} must be an object of keys")
+
+
+def check_values(tree: dict[str, Any]) -> None:
+    """Raises ConfigError for what DeepSpeed would not take. `tree` passed `check_keys` and holds no "auto" any more."""
     _check_sections(tree)
-    accumulated = tree.get("data_types", {}).get("grad_accum_dtype")
     for dotted, value in (
-        ("data_types.grad_accum_dtype", accumulated),
-        ("communication_data_type", tree.get("communication_data_type")),
+        ("data_types.grad_accum_dtype", tree.get("data_types", {}).get("grad_accum_dtype", "fp32")),
+        ("communication_data_type", tree.get("communication_data_type", "fp32")),
     ):
-        if value is not None and value not in FLOAT_TYPES:
+        if value not in FLOAT_TYPES:
             raise ConfigError(f"{dotted}: {value!r} must be one of {', '.join(FLOAT_TYPES)}")
 
 
@@ -55,9 +52,6 @@ def _check_sections(tree: dict[str, Any]) -> None:
     from deepspeed.runtime.precision_config import get_bfloat16_config, get_float16_config
     from deepspeed.runtime.zero.config import get_zero_config
 
-    for section in ("zero_optimization", "bf16", "fp16", "data_types", "tensorboard", "wandb", "csv_monitor", "comet"):
-        if not isinstance(tree.get(section, {}), dict):
-            raise ConfigError(f"{section}: {tree[section]!r} must be an object of keys")
     for prefix, parse in (
         ("zero_optimization.", get_zero_config),
         ("bf16.", get_bfloat16_config),

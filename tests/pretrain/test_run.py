@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretrain import run
@@ -16,7 +15,16 @@ from pretrain.config_file import load_config
 from pretrain.engine import train_step
 from tests.support.datasets import write_dataset
 from tests.support.ranks import run_ranks
-from tests.support.runs import CPU_CONFIG, DS_CONFIGS, metrics, optimizer_tensors, run_main, small_tree, write_tree
+from tests.support.runs import (
+    CPU_CONFIG,
+    DS_CONFIGS,
+    metrics,
+    optimizer_tensors,
+    run_main,
+    small_dataset,
+    small_tree,
+    write_tree,
+)
 
 STEP_20 = Path("checkpoints/step_00000020")
 
@@ -191,7 +199,10 @@ def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset
     cases = [
         (config, ["--resume", str(whole / STEP_20), "model.num_rounds=3"]),
         (config, ["--resume", str(whole / STEP_20), "train.seed=1"]),
-        (config, ["--resume", str(whole / STEP_20), f"data.path={other_data(tmp_path)}"]),
+        (
+            config,
+            ["--resume", str(whole / STEP_20), f"data.path={small_dataset(tmp_path / 'other', train_tokens=4000)}"],
+        ),
     ]
     for result in run_ranks(ranks, many_mains, cases, folder=tmp_path):
         assert result.value == [2, 2, 2]
@@ -201,14 +212,8 @@ def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset
         assert "data_fingerprint" in errors[2]
 
 
-def other_data(folder: Path) -> Path:
-    from tests.support.runs import small_dataset
-
-    return small_dataset(folder / "other", train_tokens=4000)
-
-
-def test_yaml_of_the_demonstration_is_valid() -> None:
-    path = Path(__file__).parents[2] / "pretrain/configs/small.yaml"
-    tree = yaml.safe_load(path.read_text())
-    assert tree["model"] == {"preset": "small-loop", "tie_embeddings": False}
-    assert tree["train"]["recompute"] == "round"
+def test_yaml_of_the_demonstration_is_valid(tmp_path: Path) -> None:
+    data = small_dataset(tmp_path / "data", validation_tokens=200)
+    config = load_config(Path(run.__file__).parent / "configs/small.yaml", [f"data.path={data}"])
+    assert (config.model.num_blocks, config.model.num_rounds, config.train.recompute) == (2, 4, "round")
+    assert config.model.residual == "deeploop"

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from data_prep.reader import open_split
+from deeploop_model import DeepLoopModel
 from pretrain.config_file import check_config
 from pretrain.ds_config import load_ds_config
 from pretrain.engine import build_engine
 from pretrain.ranks import Ranks, process_group
 from pretrain.validation import validation_loss
 from tests.support.ranks import run_ranks
-from tests.support.runs import CONTEXT, CPU_CONFIG, model_of, small_dataset, small_tree
+from tests.support.runs import CONTEXT, CPU_CONFIG, small_dataset, small_tree
 
 WINDOWS = 7  # of the 8 that the split holds; over 2 ranks x micro-batch 2 the last pass has one empty place
 
@@ -26,7 +27,7 @@ def losses(out: Path, data: Path) -> list[float]:
     ranks = Ranks.from_environment()
     split = open_split(data, "validation")
     with process_group(ranks):
-        engine = build_engine(model_of(config), config, load_ds_config(CPU_CONFIG, config, ranks.world_size))
+        engine = build_engine(DeepLoopModel(config.model), config, load_ds_config(CPU_CONFIG, config, ranks.world_size))
         result = [validation_loss(engine, split, CONTEXT, wanted, 2, ranks) for wanted in (WINDOWS, 100)]
         assert engine.module.training
         with torch.no_grad():

@@ -33,7 +33,7 @@ def run_ranks(
 
     The function must be importable. Raises AssertionError with the rank's output where one fails or hangs.
     """
-    port = _free_port()
+    port = free_port()
     ranks = []
     for rank in range(world_size):
         receiver, sender = SERVER.Pipe(duplex=False)
@@ -86,7 +86,8 @@ def _rank_main(
     sender.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

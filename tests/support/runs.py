@@ -10,8 +10,6 @@ import numpy as np
 import torch
 import yaml
 
-from deeploop_model import DeepLoopModel
-from pretrain.config import RunConfig
 from pretrain.run import main
 from tests.support.datasets import write_dataset
 
@@ -48,11 +46,6 @@ def small_tree(out: Path, data: Path, **train: Any) -> dict[str, Any]:
         "checkpoint": {"every": 10},
         "monitor": {"log_every": 1, "sample_tokens": 0},
     }
-
-
-def model_of(config: RunConfig) -> DeepLoopModel:
-    """The model that a run of this configuration starts with."""
-    return DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
 
 
 def write_tree(path: Path, tree: dict[str, Any]) -> Path:
