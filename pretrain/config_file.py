@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from data_prep.order import num_samples
 from data_prep.reader import open_split
 from deeploop_model import ExponentRule, ModelConfigError
-from deeploop_model.config import preset_fields
+from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.schedule import check_schedule
