@@ -93,8 +93,9 @@ def read_state(folder: Path) -> RunState:
 
 def check_match(folder: Path, saved: RunState, current: RunState) -> None:
     """Raises CheckpointError, naming what differs, where the run cannot go on from the checkpoint."""
+    defaults = model_fields(DeepLoopConfig())  # for checkpoints older than a field
     for name in sorted(saved.model.keys() | current.model.keys()):
-        ours, theirs = current.model.get(name), saved.model.get(name)
+        ours, theirs = (state.model.get(name, defaults.get(name)) for state in (current, saved))
         if ours != theirs:
             raise CheckpointError(
                 f"{folder}: is of another model: model.{name} is {theirs!r} there and {ours!r} in this run"

@@ -58,6 +58,52 @@ def test_gpt2_base_initialiser() -> None:
         assert_spread(scaled, 0.02 / math.sqrt(32))
 
 
+def test_spread_under_grouped_queries_swiglu_prelude_and_adapter() -> None:
+    """Key and value have fans of their own, the gate keeps gain 1, and prelude and coda share the loop's beta."""
+    model = build(
+        num_blocks=1, num_rounds=4, num_prelude_blocks=1, num_coda_blocks=2, num_kv_heads=2, feed_forward="swiglu",
+        injection="concat-linear", position="learned",
+    )  # fmt: skip
+    beta, ff = (8 * 7) ** -0.5, model.config.feed_forward_width
+    assert ff == 256
+    weights = model.state_dict()
+    for block in ("prelude.0", "blocks.0", "coda.0", "coda.1"):
+        query, key, value = weights[f"{block}.attention.qkv.weight"].split([D, D // 2, D // 2])
+        assert_spread(query, math.sqrt(1 / D))
+        assert_spread(key, math.sqrt(2 / (1.5 * D)))
+        assert_spread(value, beta * math.sqrt(2 / (1.5 * D)))
+        assert_spread(weights[f"{block}.attention.output.weight"], beta * math.sqrt(1 / D))
+        assert_spread(weights[f"{block}.feed_forward.gate.weight"], math.sqrt(2 / (D + ff)))
+        assert_spread(weights[f"{block}.feed_forward.up.weight"], beta * math.sqrt(2 / (D + ff)))
+        assert_spread(weights[f"{block}.feed_forward.down.weight"], beta * math.sqrt(2 / (D + ff)))
+    assert_spread(weights["injection.linear.weight"], math.sqrt(2 / (3 * D)))
+    assert_spread(weights["position_embedding.weight"], 0.02)
+
+
+@pytest.mark.parametrize("rounds", [1, 8, 64, 512])
+def test_swiglu_branch_starts_as_large_as_gelu_branch_at_every_depth(rounds: int) -> None:
+    """RMS of both feed-forward branches on a stream of unit RMS: 0.36 and 0.40 times beta^2, whatever N is."""
+    x = torch.randn(512, 192, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x = x / x.square().mean(-1, keepdim=True).sqrt()
+    sizes = {}
+    for kind in ("gelu", "swiglu"):
+        config = DeepLoopConfig(
+            num_blocks=1, num_rounds=rounds, d_model=192, num_heads=4, vocab_size=8, context_length=8,
+            feed_forward=kind,  # type: ignore[arg-type]
+        )  # fmt: skip
+        branch = DeepLoopModel(config, seed=4).double().blocks[0].feed_forward
+        with torch.no_grad():
+            sizes[kind] = float(branch(x).square().mean().sqrt()) / config.rule.beta**2
+    assert sizes["swiglu"] == pytest.approx(0.36, rel=0.05)
+    assert sizes["gelu"] == pytest.approx(0.40, rel=0.08)  # its curvature adds a few per cent at N = 1
+
+
+def test_a_model_on_the_meta_device_draws_nothing() -> None:
+    with torch.device("meta"):
+        model = DeepLoopModel(DeepLoopConfig(d_model=1 << 14, num_heads=128, num_blocks=1))
+    assert all(weight.is_meta for weight in model.parameters())
+
+
 def test_every_weight_is_covered() -> None:
     """No parameter keeps torch's own initial values: two models of one seed agree, those of another seed don't."""
     first, same, other = (
