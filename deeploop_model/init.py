@@ -77,7 +77,7 @@ def initial_matrices(model: DeepLoopModel) -> Iterator[InitialMatrix]:
 def block_matrices(block: Block) -> Iterator[tuple[str, Tensor, float]]:
     """(name, weight, gain) of the matrices of one block."""
     rule, attention, feed_forward = block.rule, block.attention, block.feed_forward
-    query, key, value = attention.qkv.weight.split(attention.qkv_rows)
+    query, key, value = torch.split(attention.qkv.weight, attention.qkv_rows)
     yield "attention.query", query, 1.0
     yield "attention.key", key, 1.0
     yield "attention.value", value, rule.beta

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel, ExponentRule
+from deeploop_model.blocks import Block
 
 D = 96
 SHAPES = [(1, 1), (2, 4), (3, 2), (1, 16)]
@@ -89,11 +90,12 @@ def test_swiglu_branch_starts_as_large_as_gelu_branch_at_every_depth(rounds: int
     for kind in ("gelu", "swiglu"):
         config = DeepLoopConfig(
             num_blocks=1, num_rounds=rounds, d_model=192, num_heads=4, vocab_size=8, context_length=8,
-            feed_forward=kind,  # type: ignore[arg-type]
+            feed_forward=kind,
         )  # fmt: skip
-        branch = DeepLoopModel(config, seed=4).double().blocks[0].feed_forward
+        block = DeepLoopModel(config, seed=4).double().blocks[0]
+        assert isinstance(block, Block)
         with torch.no_grad():
-            sizes[kind] = float(branch(x).square().mean().sqrt()) / config.rule.beta**2
+            sizes[kind] = float(block.feed_forward(x).square().mean().sqrt()) / config.rule.beta**2
     assert sizes["swiglu"] == pytest.approx(0.36, rel=0.05)
     assert sizes["gelu"] == pytest.approx(0.40, rel=0.08)  # its curvature adds a few per cent at N = 1
 

@@ -64,7 +64,7 @@ def test_kept_bytes_within_a_tenth_of_measured(
 
 def test_recomputed_part_is_the_largest_of_its_policy() -> None:
     config = DeepLoopConfig(**SMALL, num_rounds=2, num_prelude_blocks=5)
-    none, block, round_ = (activation_bytes(config, policy, Precision()) for policy in ("none", "block", "round"))  # type: ignore[arg-type]
+    none, block, round_ = (activation_bytes(config, policy, Precision()) for policy in ("none", "block", "round"))
     assert none.recomputed == 0
     assert round_.recomputed == 5 * block.recomputed  # the prelude outgrows a round of two blocks
     assert round_.kept < block.kept < none.kept

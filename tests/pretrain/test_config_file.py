@@ -9,7 +9,9 @@ import pytest
 from deeploop_model import ExponentRule
 from pretrain.config_file import as_tree, check_config, load_config
 from pretrain.errors import ConfigError
-from tests.support.runs import small_tree, write_tree
+from tests.support.runs import REPOSITORY, small_tree, write_tree
+
+CONFIGS = REPOSITORY / "pretrain" / "configs"
 
 
 @pytest.fixture
@@ -39,8 +41,16 @@ def test_preset_then_own_keys(file: Path) -> None:
 
 
 def test_resolved_tree_reads_back_as_itself(file: Path) -> None:
-    config = load_config(file, ["model.residual={p: 0.45}"])
+    config = load_config(file, ["model.residual={p: 0.45}", "model.num_kv_heads=1", "model.injection=concat-linear"])
+    assert (config.model.num_kv_heads, config.model.injection, config.model.d_ff) == (1, "concat-linear", None)
     assert check_config(as_tree(config), "again") == config
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
+def test_shipped_configurations_are_valid(name: str, dataset: Path) -> None:
+    """Each with the test's data in place of its own, which is too small to validate on at their context lengths."""
+    config = load_config(CONFIGS / name, [f"data.path={dataset}", "train.validate_every=0"])
+    assert config.model.num_rounds > 1
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def _block(name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, s
 
 def _alpha(residual: Any, n: int) -> float:
     if isinstance(residual, str):
-        return {"deeploop": math.sqrt(2 * n), "deepnorm": (2 * n) ** 0.25, "post_ln": 1.0}[residual]
+        return float({"deeploop": math.sqrt(2 * n), "deepnorm": (2 * n) ** 0.25, "post_ln": 1.0}[residual])
     return float((residual.c * n) ** residual.p)
 
 
