@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class RunState:
     alpha: float
     """Of the training depth N: how the weights must be run, whatever number of rounds runs later."""
     data_fingerprint: str
+    frozen: list[str] = field(default_factory=list)
+    """Names of the weights that do not learn: they have no optimizer state."""
     format_version: int = FORMAT_VERSION
 
 
@@ -105,6 +107,7 @@ def check_match(folder: Path, saved: RunState, current: RunState) -> None:
         ("seed", "the data order would change"),
         ("world_size", "run with as many ranks"),
         ("zero_stage", "use the same ZeRO stage"),
+        ("frozen", "the optimizer's state is of other weights; use the same train.trainable and train.frozen"),
     ):
         ours, theirs = getattr(current, name), getattr(saved, name)
         if ours != theirs:

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, with_config
 
 from deeploop_model import DeepLoopConfig
 from deeploop_model.recompute import RecomputePolicy
+from pretrain.rounds import Rounds
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
@@ -38,7 +39,13 @@ class TrainConfig:
     micro_batch_size: Count
     """Sequences per forward pass on one rank; global / (micro * ranks) is the number of accumulation steps."""
     seed: CountOrZero = 0
-    """Of the initial weights and the data order."""
+    """Of the initial weights, the data order and drawn numbers of rounds."""
+    rounds: Rounds = "fixed"
+    """Rounds of each step, see `pretrain.rounds`. fixed: model.num_rounds, which sets alpha and beta in any case."""
+    trainable: tuple[str, ...] = ("*",)
+    """Name patterns of the weights that learn, see `pretrain.freezing`."""
+    frozen: tuple[str, ...] = ()
+    """Name patterns of weights that don't, whatever `trainable` says."""
     recompute: RecomputePolicy = "round"
     """What the backward pass computes again, see `deeploop_model.recompute`."""
     validate_every: CountOrZero = 500

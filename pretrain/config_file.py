@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from deeploop_model import ExponentRule, ModelConfigError
 from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
+from pretrain.rounds import PoissonLognormalRounds, RoundsStage, UniformRounds, check_rounds
 from pretrain.schedule import check_schedule
 from pretrain.text_file import read_text
 
@@ -60,6 +62,7 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
         raise ConfigError(f"{source}: {_first_fault(error, tree)}") from None
     try:
         check_schedule(config.train.steps, config.schedule)
+        check_rounds(config.train.rounds)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
@@ -145,7 +148,7 @@ def _first_fault(error: ValidationError, tree: dict[str, Any]) -> str:
     if first["type"] == "missing":
         return f"{dotted}: is required and missing"
     if first["type"] in UNKNOWN_KEY:
-        known = _known_keys(path[:-1])
+        known = _known_keys(path[:-1], tree)
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
         return f"{dotted}: unknown key; {hint}"
@@ -178,9 +181,13 @@ def _path(fault: ErrorDetails, tree: dict[str, Any]) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _known_keys(section: tuple[str, ...]) -> list[str]:
+def _known_keys(section: tuple[str, ...], tree: dict[str, Any]) -> list[str]:
     if not section:
         return [field.name for field in dataclasses.fields(RunConfig)]
+    if section[:2] == ("train", "rounds"):
+        node = functools.reduce(lambda node, key: node[int(key) if isinstance(node, list) else key], section, tree)
+        forms = {"uniform": UniformRounds, "poisson_lognormal": PoissonLognormalRounds}
+        return [field.name for field in dataclasses.fields(forms.get(node.get("distribution"), RoundsStage))]
     if section == ("model", "residual"):
         return [field.name for field in dataclasses.fields(ExponentRule)]
     names = [field.name for field in dataclasses.fields(get_type_hints(RunConfig)[section[0]])]

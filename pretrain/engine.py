@@ -29,12 +29,13 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
 
 
 def parameter_groups(model: DeepLoopModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay, vectors (norm weights) don't."""
+    """Matrices decay, vectors (norm weights) don't. Frozen weights are in no group."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    return [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay, "name": "matrices"},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, "name": "vectors"},
     ]
+    return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -47,14 +48,14 @@ def set_learning_rate(engine: Engine, lr: float) -> None:
         group["lr"] = lr
 
 
-def train_step(engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Forward and backward over this rank's micro-batches, then one optimizer step.
+def train_step(engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]], num_rounds: int) -> Tensor:
+    """Forward and backward of `num_rounds` rounds over this rank's micro-batches, then one optimizer step.
 
     Returns this rank's mean loss, a scalar on the device.
     """
     losses = []
     for tokens_BT, targets_BT in micro_batches:
-        loss = engine(tokens_BT, targets_BT).loss
+        loss = engine(tokens_BT, targets_BT, num_rounds=num_rounds).loss
         engine.backward(loss)
         engine.step()  # updates weights at the last micro-batch only
         losses.append(loss.detach())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):  # run by path: import from the repository, not from this folder
@@ -28,9 +29,11 @@ from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
 from pretrain.engine import Engine, build_engine, set_learning_rate, train_step
 from pretrain.errors import USER_ERRORS
+from pretrain.freezing import freeze
 from pretrain.generation import sample_text
 from pretrain.provenance import write_resolved_config
 from pretrain.ranks import Ranks, mean_over_ranks, process_group, together
+from pretrain.rounds import rounds_of_step
 from pretrain.run_log import RunLog
 from pretrain.schedule import learning_rate
 from pretrain.seeding import seed_step
@@ -79,12 +82,14 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         tokenizer = load_tokenizer(Path(config.data.path)) if config.monitor.sample_tokens else None
         resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
         saved = checkpoint.read_state(resumed) if resumed else None
+        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
+        frozen = freeze(model, config.train.trainable, config.train.frozen)
+        state_at = partial(run_state, config, ds_config, training_split, ranks, frozen)
         if resumed and saved:
-            checkpoint.check_match(resumed, saved, run_state(config, ds_config, training_split, ranks, saved.step))
+            checkpoint.check_match(resumed, saved, state_at(saved.step))
         if ranks.is_main:
             write_resolved_config(out, config, ds_config)
 
-    model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
     engine = build_engine(model, config, ds_config)
     if resumed:
         checkpoint.load(engine, resumed)
@@ -106,17 +111,18 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         seed_step(config.train.seed, step, ranks.rank)
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
-        loss = train_step(engine, feed.micro_batches(step))
+        num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
+        loss = train_step(engine, feed.micro_batches(step), num_rounds)
         step += 1
         last = step == config.train.steps
         if last or step % config.monitor.log_every == 0:
-            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=float(engine.get_global_grad_norm()))
+            grad_norm = float(engine.get_global_grad_norm())
+            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=grad_norm, rounds=num_rounds)
         if validation_split and due(step, config.train.validate_every, last):
             log.validation(step, validate(engine, validation_split, config, ranks))
             log.restart_clock(step)
         if due(step, config.checkpoint.every, last):
-            state = run_state(config, ds_config, training_split, ranks, step)
-            folder = checkpoint.save(engine, out / "checkpoints", state, is_main=ranks.is_main)
+            folder = checkpoint.save(engine, out / "checkpoints", state_at(step), is_main=ranks.is_main)
             log.say(f"saved {folder}")
             log.restart_clock(step)
 
@@ -145,7 +151,7 @@ def headline(config: RunConfig, ranks: Ranks, accumulation: int, step: int, resu
 
 
 def run_state(
-    config: RunConfig, ds_config: dict[str, Any], split: TokenSplit, ranks: Ranks, step: int
+    config: RunConfig, ds_config: dict[str, Any], split: TokenSplit, ranks: Ranks, frozen: list[str], step: int
 ) -> checkpoint.RunState:
     """Where this run stands after `step` steps."""
     return checkpoint.RunState(
@@ -157,6 +163,7 @@ def run_state(
         model=checkpoint.model_fields(config.model),
         alpha=config.model.rule.alpha,
         data_fingerprint=split.manifest.fingerprint,
+        frozen=frozen,
     )
 
 

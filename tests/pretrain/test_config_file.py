@@ -41,7 +41,9 @@ def test_preset_then_own_keys(file: Path) -> None:
 
 
 def test_resolved_tree_reads_back_as_itself(file: Path) -> None:
-    config = load_config(file, ["model.residual={p: 0.45}", "model.num_kv_heads=1", "model.injection=concat-linear"])
+    stages = "[{from_step: 0, rounds: fixed}, {from_step: 5, rounds: {distribution: poisson_lognormal, mean: 2}}]"
+    model = ["model.residual={p: 0.45}", "model.num_kv_heads=1", "model.injection=concat-linear"]
+    config = load_config(file, [*model, f"train.rounds={stages}"])
     assert (config.model.num_kv_heads, config.model.injection, config.model.d_ff) == (1, "concat-linear", None)
     assert check_config(as_tree(config), "again") == config
 
@@ -79,6 +81,26 @@ def test_shipped_configurations_are_valid(name: str, dataset: Path) -> None:
         ("schedule.kind=linear", "schedule.kind: 'linear' must be 'cosine' or 'wsd'"),
         ("schedule.warmup_steps=20", "schedule.warmup_steps: 20 leaves no step of train.steps 20"),
         ("train.recompute=reentrant", "train.recompute: 'reentrant' must be 'none', 'block' or 'round'"),
+        (
+            "train.rounds=deep",
+            "train.rounds: 'deep' must be fixed, a number, {distribution: uniform, low: 1, high: 8} or",
+        ),
+        ("train.rounds=0", "train.rounds: 0 must be greater than or equal to 1"),
+        ("train.rounds=true", "train.rounds: True must be a valid integer"),
+        ("train.rounds={distribution: normal}", "train.rounds: {'distribution': 'normal'} must be fixed, a number, "),
+        ("train.rounds={distribution: uniform, low: 0, high: 3}", "train.rounds.low: 0 must be greater than or equal"),
+        ("train.rounds={distribution: uniform, low: 5, high: 3}", "train.rounds: low 5 is more than high 3"),
+        ("train.rounds={distribution: uniform, hihg: 3}", "train.rounds.hihg: unknown key; did you mean 'high'?"),
+        ("train.rounds={distribution: poisson_lognormal}", "train.rounds.mean: is required and missing"),
+        ("train.rounds={distribution: poisson_lognormal, mean: 0}", "train.rounds.mean: 0 must be greater than 0"),
+        ("train.rounds=[]", "train.rounds.0.from_step: an empty list: the first stage must begin at step 0"),
+        ("train.rounds=[{from_step: 3, rounds: 1}]", "train.rounds.0.from_step: 3: the first stage must begin at step"),
+        ("train.rounds=[{from_step: 0, round: 1}]", "train.rounds.0.round: unknown key; did you mean 'rounds'?"),
+        ("train.rounds=[{from_step: 0, rounds: []}]", "train.rounds.0.rounds: [] must be fixed, a number, {distribut"),
+        (
+            "train.rounds=[{from_step: 0, rounds: 1}, {from_step: 0, rounds: 2}]",
+            "train.rounds.1.from_step: 0 must be more than 0, where the stage before begins",
+        ),
         ("model.vocab_size=10", "model.vocab_size: 10 is smaller than the vocabulary of"),
         ("data={}", "data.path: is required and missing"),
     ],
