@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.kv_cache import CacheSlot
 from deeploop_model.norm import RMSNorm, stream_dtype
 from deeploop_model.rotary import rotate
 from deeploop_model.sequence import SequenceContext
@@ -34,13 +35,16 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, sequence: SequenceContext) -> Tensor:
+    def forward(self, x_BTD: Tensor, sequence: SequenceContext, slot: CacheSlot | None = None) -> Tensor:
+        """The branch; with a slot of a key-value cache, earlier tokens are those in it, and these are added."""
         q_BHTC, k_BGTC, v_BGTC = (
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for part in self.qkv(x_BTD).split(self.qkv_rows, dim=-1)
         )
         q_BHTC = self.placed(q_BHTC, self.query_norm, sequence)
         k_BGTC = self.placed(k_BGTC, self.key_norm, sequence)
+        if slot is not None:
+            k_BGTC, v_BGTC = slot.extended(k_BGTC, v_BGTC)
         y_BHTC = F.scaled_dot_product_attention(
             q_BHTC,
             k_BGTC,

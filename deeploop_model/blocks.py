@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from deeploop_model.attention import Attention
 from deeploop_model.config import DeepLoopConfig
 from deeploop_model.feed_forward import FeedForward
+from deeploop_model.kv_cache import CacheSlot
 from deeploop_model.norm import RMSNorm
 from deeploop_model.residual import ResidualRule
 from deeploop_model.sequence import SequenceContext
@@ -39,6 +40,6 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = RMSNorm(config.d_model, config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, sequence: SequenceContext) -> Tensor:
-        x_BTD = visit(x_BTD, lambda h_BTD: self.attention(h_BTD, sequence), self.attention_norm, self.rule)
+    def forward(self, x_BTD: Tensor, sequence: SequenceContext, slot: CacheSlot | None = None) -> Tensor:
+        x_BTD = visit(x_BTD, lambda h_BTD: self.attention(h_BTD, sequence, slot), self.attention_norm, self.rule)
         return visit(x_BTD, self.feed_forward, self.feed_forward_norm, self.rule)
