@@ -13,6 +13,7 @@ from pydantic import ConfigDict, with_config
 
 from deeploop_model import DeepLoopConfig
 from deeploop_model.recompute import RecomputePolicy
+from deeploop_model.round_loss import RoundLoss
 from pretrain.rounds import Rounds
 
 Count = Annotated[int, Ge(1)]
@@ -42,6 +43,10 @@ class TrainConfig:
     """Of the initial weights, the data order and drawn numbers of rounds."""
     rounds: Rounds = "fixed"
     """Rounds of each step, see `pretrain.rounds`. fixed: model.num_rounds, which sets alpha and beta in any case."""
+    backprop_rounds: Count | None = None
+    """Back-propagation passes through this many last rounds; None for all. Bounds memory and time for large R."""
+    round_loss: RoundLoss = "last"
+    """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
     trainable: tuple[str, ...] = ("*",)
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
     frozen: tuple[str, ...] = ()

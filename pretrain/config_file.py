@@ -22,7 +22,14 @@ from deeploop_model import ExponentRule, ModelConfigError
 from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
-from pretrain.rounds import PoissonLognormalRounds, RoundsStage, UniformRounds, check_rounds
+from pretrain.rounds import (
+    PoissonLognormalRounds,
+    RoundsStage,
+    UniformRounds,
+    check_backprop,
+    check_round_loss,
+    check_rounds,
+)
 from pretrain.schedule import check_schedule
 from pretrain.text_file import read_text
 
@@ -63,6 +70,8 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     try:
         check_schedule(config.train.steps, config.schedule)
         check_rounds(config.train.rounds)
+        check_backprop(config.train.backprop_rounds, config.model)
+        check_round_loss(config.train.round_loss, config.train.rounds, config.model.num_rounds)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deeploop_model import DeepLoopModel
-from pretrain.config import OptimizerConfig, RunConfig
+from pretrain.config import OptimizerConfig, RunConfig, TrainConfig
 
 Engine = Any  # deepspeed.DeepSpeedEngine carries no types
 
@@ -48,15 +48,23 @@ def set_learning_rate(engine: Engine, lr: float) -> None:
         group["lr"] = lr
 
 
-def train_step(engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]], num_rounds: int) -> Tensor:
+def train_step(
+    engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]], num_rounds: int, train: TrainConfig
+) -> Tensor:
     """Forward and backward of `num_rounds` rounds over this rank's micro-batches, then one optimizer step.
 
-    Returns this rank's mean loss, a scalar on the device.
+    Returns this rank's mean loss of the last round, a scalar on the device.
     """
     losses = []
     for tokens_BT, targets_BT in micro_batches:
-        loss = engine(tokens_BT, targets_BT, num_rounds=num_rounds).loss
-        engine.backward(loss)
+        output = engine(
+            tokens_BT,
+            targets_BT,
+            num_rounds=num_rounds,
+            backprop_rounds=train.backprop_rounds,
+            round_loss=train.round_loss,
+        )
+        engine.backward(output.loss)
         engine.step()  # updates weights at the last micro-batch only
-        losses.append(loss.detach())
+        losses.append(output.last_loss)
     return torch.stack(losses).mean()

@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 from pydantic import Discriminator, Tag
 
+from deeploop_model import DeepLoopConfig, ModelConfigError
+from deeploop_model.round_loss import RoundLoss, round_weights
 from pretrain.errors import ConfigError
 from pretrain.seeding import step_generator
 
@@ -107,6 +109,32 @@ def rule_at(rounds: Rounds, step: int) -> RoundsRule:
     if not isinstance(rounds, tuple):
         return rounds
     return next(stage.rounds for stage in reversed(rounds) if stage.from_step <= step)
+
+
+def check_backprop(backprop_rounds: int | None, model: DeepLoopConfig) -> None:
+    """Raises ConfigError where truncated back-propagation would leave weights before the loop without a gradient."""
+    if backprop_rounds is None or model.injection != "none":
+        return
+    if model.num_prelude_blocks or not model.tie_embeddings:
+        untrained = "the prelude" if model.num_prelude_blocks else "an untied embedding"
+        raise ConfigError(
+            f"train.backprop_rounds: {backprop_rounds}: without model.injection no gradient reaches {untrained}; "
+            "set model.injection to add or concat-linear, or leave the key out"
+        )
+
+
+def check_round_loss(round_loss: RoundLoss, rounds: Rounds, num_rounds: int) -> None:
+    """Raises ConfigError for weights that do not belong to the rounds that run."""
+    if isinstance(round_loss, str):
+        return
+    for stage in rounds if isinstance(rounds, tuple) else (RoundsStage(0, rounds),):
+        count = num_rounds if stage.rounds == "fixed" else stage.rounds
+        if not isinstance(count, int):
+            raise ConfigError("train.round_loss: weights by number need a fixed train.rounds; use uniform or linear")
+        try:
+            round_weights(round_loss, count)
+        except ModelConfigError as error:
+            raise ConfigError(f"train.{error}") from None
 
 
 def check_rounds(rounds: Rounds) -> None:

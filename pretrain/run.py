@@ -112,7 +112,7 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
         num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
-        loss = train_step(engine, feed.micro_batches(step), num_rounds)
+        loss = train_step(engine, feed.micro_batches(step), num_rounds, config.train)
         step += 1
         last = step == config.train.steps
         if last or step % config.monitor.log_every == 0:
@@ -178,10 +178,10 @@ def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks
     monitor = config.monitor
     return sample_text(
         engine,
+        config.model,
         tokenizer,
         monitor.sample_prompt,
         monitor.sample_tokens,
-        config.model.context_length,
         config.train.seed,
         ranks.device,
     )

@@ -101,6 +101,9 @@ def test_shipped_configurations_are_valid(name: str, dataset: Path) -> None:
             "train.rounds=[{from_step: 0, rounds: 1}, {from_step: 0, rounds: 2}]",
             "train.rounds.1.from_step: 0 must be more than 0, where the stage before begins",
         ),
+        ("train.round_loss=all", "train.round_loss: 'all' must be 'last', 'uniform' or 'linear' or a valid array"),
+        ("train.round_loss=[1, 1, 1]", "train.round_loss: 3 weights were given for 2 rounds"),
+        ("train.backprop_rounds=0", "train.backprop_rounds: 0 must be greater than or equal to 1"),
         ("model.vocab_size=10", "model.vocab_size: 10 is smaller than the vocabulary of"),
         ("data={}", "data.path: is required and missing"),
     ],
@@ -111,6 +114,30 @@ def test_each_fault_names_key_value_and_what_would_work(file: Path, override: st
     line = str(caught.value)
     assert line.startswith(f"{file}: {message}")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["train.round_loss=[1, 2]", "train.rounds={distribution: uniform, low: 1, high: 2}"],
+            "train.round_loss: weights by number need a fixed train.rounds; use uniform or linear",
+        ),
+        (
+            ["train.backprop_rounds=1", "model.num_prelude_blocks=1"],
+            "train.backprop_rounds: 1: without model.injection no gradient reaches the prelude; set model.injection",
+        ),
+        (
+            ["train.backprop_rounds=1", "model.tie_embeddings=false"],
+            "train.backprop_rounds: 1: without model.injection no gradient reaches an untied embedding; set",
+        ),
+    ],
+)
+def test_combinations_that_cannot_train(file: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, overrides)
+    assert str(caught.value).startswith(f"{file}: {message}")
+    assert load_config(file, [*overrides[:1]])
 
 
 @pytest.mark.parametrize("override", ["nonsense", "=3", "train.steps.more=3", "train.steps=[1"])

@@ -77,7 +77,7 @@ def train_with_frozen_weights(out: Path, data: Path, frozen: list[str]) -> Train
         feed = TrainFeed(open_split(data, "train"), CONTEXT, config.train, accumulation, ranks)
         before = {name: w.detach().clone() for name, w in engine.module.named_parameters()}
         for step in range(3):
-            train_step(engine, feed.micro_batches(step), num_rounds=2)
+            train_step(engine, feed.micro_batches(step), 2, config.train)
         after = {name: w.detach().clone() for name, w in engine.module.named_parameters()}
         masters = sum(part.numel() for part in engine.optimizer.single_partition_of_fp32_groups)
         states = engine.optimizer.optimizer.state.values()
