@@ -196,7 +196,7 @@ def _known_keys(section: tuple[str, ...], tree: dict[str, Any]) -> list[str]:
     if section[:2] == ("train", "rounds"):
         node = functools.reduce(lambda node, key: node[int(key) if isinstance(node, list) else key], section, tree)
         forms = {"uniform": UniformRounds, "poisson_lognormal": PoissonLognormalRounds}
-        return [field.name for field in dataclasses.fields(forms.get(node.get("distribution"), RoundsStage))]
+        return [field.name for field in dataclasses.fields(forms.get(str(node.get("distribution")), RoundsStage))]
     if section == ("model", "residual"):
         return [field.name for field in dataclasses.fields(ExponentRule)]
     names = [field.name for field in dataclasses.fields(get_type_hints(RunConfig)[section[0]])]

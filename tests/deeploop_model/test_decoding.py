@@ -145,7 +145,7 @@ def exits_by_hand(model: DeepLoopModel, text: torch.Tensor, rounds: int, thresho
                 for h in range(q.shape[0]):
                     share = torch.stack([q[h] @ ks[h] / heads**0.5 for ks, _ in seen]).softmax(0)
                     mixed.append(sum(s * vs[h] for s, (_, vs) in zip(share, seen, strict=True)))
-                branch = attention.output(torch.cat(mixed))  # type: ignore[arg-type]
+                branch = attention.output(torch.cat(mixed))
                 alpha = model.config.rule.alpha
                 x = block.attention_norm(alpha * x + branch)  # type: ignore[operator]
                 x = block.feed_forward_norm(alpha * x + block.feed_forward(x))  # type: ignore[operator]
@@ -192,7 +192,7 @@ def test_a_sequence_stops_when_its_last_token_would_and_kl_counts_nats() -> None
                 largest[r] = max(float((p[t] * (p[t] / q[t]).log()).sum()) for t in range(10))
         threshold = sum(sorted(largest.values())[1:3]) / 2
         expected = next((r for r in range(2, 7) if largest[r] < threshold), 6)
-        rule = EarlyExit(threshold, criterion, "sequence")  # type: ignore[arg-type]
+        rule = EarlyExit(threshold, criterion, "sequence")
         output = model(text, cache=KVCache(model.config, 1, 16, 6), early_exit=rule)
         assert output.rounds[0].tolist() == [expected] * 10, (criterion, largest)
         torch.testing.assert_close(output.logits, model(text, num_rounds=expected).logits, rtol=0, atol=1e-11)

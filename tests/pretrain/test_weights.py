@@ -37,7 +37,7 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
     tree = small_tree(tmp_path / "out", dataset, steps=6, validate_every=0, **options)
     tree["checkpoint"]["every"] = 3
     config = write_tree(tmp_path / "run.yaml", tree)
-    expected = [rounds_of_step(UniformRounds(**rounds), 2, 0, step) for step in range(6)]
+    expected = [rounds_of_step(UniformRounds("uniform", 1, 4), 2, 0, step) for step in range(6)]
     assert len(set(expected)) > 2
     for result in run_ranks(2, rounds_of_this_rank, config, folder=tmp_path):
         assert result.value == expected
