@@ -86,8 +86,8 @@ class ExitMonitor:
 
 def relative_change(x_BTD: Tensor, earlier_BTD: Tensor) -> Tensor:
     """|x - earlier| / |earlier|, [B, T]."""
-    change_BT: Tensor = torch.linalg.vector_norm(x_BTD - earlier_BTD, dim=-1)
-    return change_BT / torch.linalg.vector_norm(earlier_BTD, dim=-1)
+    change_BT: Tensor = (x_BTD - earlier_BTD).norm(dim=-1) / earlier_BTD.norm(dim=-1)
+    return change_BT
 
 
 def divergence(log_p_BTV: Tensor, log_q_BTV: Tensor) -> Tensor:
