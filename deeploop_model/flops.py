@@ -11,9 +11,10 @@ skips the masked half does half of it.
 from __future__ import annotations
 
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.round_loss import RoundLoss, round_weights
 
 BACKWARD_PER_FORWARD = 2
-"""Each matrix product of the forward pass has two of its size in the backward pass."""
+"""Each matrix product of the forward pass has two of its size in the backward pass: by its weight, by its input."""
 
 
 def attention_flops(config: DeepLoopConfig, length: int) -> int:
@@ -42,11 +43,31 @@ def forward_flops(config: DeepLoopConfig, num_rounds: int | None = None, length:
     """
     num_rounds = config.num_rounds if num_rounds is None else num_rounds
     length = config.context_length if length is None else length
-    once = config.num_prelude_blocks + config.num_coda_blocks
-    output = 2 * config.d_model * config.padded_vocab_size
-    return num_rounds * round_flops(config, length) + once * block_flops(config, length) + output
+    prelude = config.num_prelude_blocks * block_flops(config, length)
+    return prelude + num_rounds * round_flops(config, length) + read_out_flops(config, length)
 
 
-def train_flops(config: DeepLoopConfig, num_rounds: int | None = None, length: int | None = None) -> int:
-    """Forward and backward through all rounds, per token. What recomputation does again is not counted, as in MFU."""
-    return (1 + BACKWARD_PER_FORWARD) * forward_flops(config, num_rounds, length)
+def read_out_flops(config: DeepLoopConfig, length: int) -> int:
+    """Logits from the stream after a round: coda and output matrix, per token."""
+    return config.num_coda_blocks * block_flops(config, length) + 2 * config.d_model * config.padded_vocab_size
+
+
+def train_flops(
+    config: DeepLoopConfig,
+    num_rounds: int | None = None,
+    length: int | None = None,
+    *,
+    backprop_rounds: int | None = None,
+    round_loss: RoundLoss = "last",
+) -> int:
+    """Forward and backward of one training step, per token, as the model's `forward` runs them.
+
+    Rounds before the last `backprop_rounds` have no backward pass; every round that `round_loss` reads out has a read
+    out of its own. What recomputation does again is not counted, as in MFU; frozen weights are counted like others.
+    """
+    num_rounds = config.num_rounds if num_rounds is None else num_rounds
+    length = config.context_length if length is None else length
+    read_outs = sum(weight > 0 for weight in round_weights(round_loss, num_rounds, backprop_rounds))
+    differentiated = num_rounds if backprop_rounds is None else min(num_rounds, backprop_rounds)
+    whole = forward_flops(config, differentiated, length) + (read_outs - 1) * read_out_flops(config, length)
+    return (1 + BACKWARD_PER_FORWARD) * whole + (num_rounds - differentiated) * round_flops(config, length)

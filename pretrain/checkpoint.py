@@ -47,6 +47,8 @@ class RunState:
     data_fingerprint: str
     frozen: list[str] = field(default_factory=list)
     """Names of the weights that do not learn: they have no optimizer state."""
+    flops: int = 0
+    """Matrix-product FLOPs of all steps so far, at the rounds that each of them ran."""
     format_version: int = FORMAT_VERSION
 
 

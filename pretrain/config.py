@@ -27,6 +27,8 @@ class DataConfig:
 
     path: str
     """A dataset folder that `python -m data_prep tokenize` wrote."""
+    separate_documents: bool = False
+    """Whether attention and positions stay within each document of a window, in training and validation."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class TrainConfig:
     """Back-propagation passes through this many last rounds; None for all. Bounds memory and time for large R."""
     round_loss: RoundLoss = "last"
     """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
+    initial_weights: str | None = None
+    """A checkpoint, or a run folder for its newest, whose weights step 0 starts from; None for random ones."""
     trainable: tuple[str, ...] = ("*",)
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
     frozen: tuple[str, ...] = ()

@@ -142,6 +142,10 @@ def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) ->
             f"{config.data.path}, {split.vocab_size}; leave the key out, or set it to {split.vocab_size} or more"
         )
     num_samples(split.num_tokens, config.model.context_length)
+    if config.data.separate_documents and split.manifest.separator_id is None:
+        raise ConfigError(
+            f"{source}: data.separate_documents: true, but {config.data.path} has no token between documents; use false"
+        )
     if config.train.validate_every:
         validation = open_split(Path(config.data.path), "validation")
         num_samples(validation.num_tokens, config.model.context_length)

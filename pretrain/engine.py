@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deeploop_model import DeepLoopModel
 from pretrain.config import OptimizerConfig, RunConfig, TrainConfig
+from pretrain.data_feed import Batch
 
 Engine = Any  # deepspeed.DeepSpeedEngine carries no types
 
@@ -48,19 +49,18 @@ def set_learning_rate(engine: Engine, lr: float) -> None:
         group["lr"] = lr
 
 
-def train_step(
-    engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]], num_rounds: int, train: TrainConfig
-) -> Tensor:
+def train_step(engine: Engine, micro_batches: Iterable[Batch], num_rounds: int, train: TrainConfig) -> Tensor:
     """Forward and backward of `num_rounds` rounds over this rank's micro-batches, then one optimizer step.
 
     Returns this rank's mean loss of the last round, a scalar on the device.
     """
     losses = []
-    for tokens_BT, targets_BT in micro_batches:
+    for batch in micro_batches:
         output = engine(
-            tokens_BT,
-            targets_BT,
+            batch.tokens_BT,
+            batch.targets_BT,
             num_rounds=num_rounds,
+            documents_BT=batch.documents_BT,
             backprop_rounds=train.backprop_rounds,
             round_loss=train.round_loss,
         )

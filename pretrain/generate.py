@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from data_prep.tokenizer import Tokenizer, load_tokenizer
+from deeploop_model import ModelConfigError
 from deeploop_model.early_exit import EarlyExit
 from deeploop_model.sampling import Sampling
 from pretrain.config_file import read_yaml
@@ -55,9 +56,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, help="rounds to run; those of training by default")
     add("--kept-rounds", type=int, help="rounds with cache slots of their own; fewer are cheaper, and change the text")
     add("--exit-threshold", type=float, help="stop looping when a round changes less than this")
-    add("--exit-criterion", choices=("state", "kl"), default="state")
-    add("--exit-scope", choices=("token", "sequence"), default="token")
-    add("--exit-floor", type=int, default=2, help="rounds that every token runs at least")
+    add("--exit-criterion", choices=("state", "kl"), help="what is compared (default: state)")
+    add("--exit-scope", choices=("token", "sequence"), help="what stops together (default: token)")
+    add("--exit-floor", type=int, help="rounds that every token runs at least (default: 2)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
     return parser.parse_args(argv)
@@ -66,9 +67,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def report(args: argparse.Namespace) -> str:
     """Every text, and what it took."""
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
-    early_exit = None
-    if args.exit_threshold is not None:
-        early_exit = EarlyExit(args.exit_threshold, args.exit_criterion, args.exit_scope, args.exit_floor)
+    early_exit = early_exit_of(args)
     folder = find_checkpoint(args.checkpoint)
     tokenizer = tokenizer_of(folder, args.data)
     device = torch.device(args.device)
@@ -93,6 +92,17 @@ def report(args: argparse.Namespace) -> str:
         lines.append(text.prompt + text.continuation)
     lines.append(f"--- {generated.mean_rounds:.2f} rounds per token, cache of {generated.cache_bytes:,} bytes")
     return "".join(line + "\n" for line in lines)
+
+
+def early_exit_of(args: argparse.Namespace) -> EarlyExit | None:
+    """The rule of the --exit options, or None without a threshold. Raises ModelConfigError."""
+    names = ("criterion", "scope", "floor")
+    given = {name: getattr(args, f"exit_{name}") for name in names if getattr(args, f"exit_{name}") is not None}
+    if args.exit_threshold is not None:
+        return EarlyExit(args.exit_threshold, **given)
+    if given:
+        raise ModelConfigError(f"--exit-{next(iter(given))}: has no effect without --exit-threshold")
+    return None
 
 
 def tokenizer_of(checkpoint: Path, data: Path | None) -> Tokenizer:

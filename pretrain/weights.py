@@ -34,6 +34,34 @@ def load_model(folder: Path) -> DeepLoopModel:
     return model.eval().requires_grad_(False)
 
 
+def load_initial_weights(model: DeepLoopModel, path: Path) -> str:
+    """Copies a checkpoint's weights into a model that may have more of them: blocks before or after the loop, say.
+
+    Returns one line that says what came from where. Raises CheckpointError for a weight without a place of its shape.
+    """
+    try:
+        folder = find_checkpoint(path)
+        saved, alpha = master_weights(folder), read_state(folder).alpha
+    except CheckpointError as error:
+        raise CheckpointError(f"train.initial_weights: {error}") from None
+    own = model.state_dict()
+    for name, weight in saved.items():
+        here, there = list(own[name].shape) if name in own else None, list(weight.shape)
+        if here != there:
+            found = f"of shape {here}" if here else "absent"
+            raise CheckpointError(
+                f"train.initial_weights: {folder}: {name} is of shape {there} there and {found} in this model"
+            )
+    model.load_state_dict(saved, strict=False)
+    line = f"initial weights from {folder}"
+    new = [name for name in own if name not in saved]
+    if new:
+        line += f"; not there and drawn anew: {', '.join(new)}"
+    if alpha != model.config.rule.alpha:
+        line += f"; they were trained at alpha {alpha:.4g}, this run has {model.config.rule.alpha:.4g}"
+    return line
+
+
 def master_weights(folder: Path) -> dict[str, Tensor]:
     """fp32 weights by name, put together from every rank's part; frozen weights as the ranks held them.
 

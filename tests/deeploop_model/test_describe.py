@@ -10,6 +10,7 @@ import pytest
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
 from deeploop_model.describe import describe, main, render
+from deeploop_model.init import swiglu_gain
 
 SMALL: dict[str, Any] = {
     "num_blocks": 2, "num_rounds": 3, "num_prelude_blocks": 1, "num_coda_blocks": 1, "d_model": 32, "num_heads": 4,
@@ -31,13 +32,13 @@ def test_parameters_stored_and_unrolled() -> None:
 def test_matrices_are_counted_with_their_spread() -> None:
     described = describe(DeepLoopConfig(**SMALL))
     rows = {matrix.name: matrix for matrix in described.matrices}
-    beta = (8 * 8) ** -0.5
+    beta, up = (8 * 8) ** -0.5, swiglu_gain(described.config)
     assert rows["blocks.*.attention.value"].shape == (16, 32)
     assert rows["blocks.*.attention.value"].count == 2
     assert rows["blocks.*.attention.value"].std == pytest.approx(beta * (2 / 48) ** 0.5)
     assert rows["blocks.*.attention.key"].std == pytest.approx((2 / 48) ** 0.5)
     assert rows["prelude.*.feed_forward.gate"].std == pytest.approx((2 / (32 + 128)) ** 0.5)
-    assert rows["coda.*.feed_forward.up"].std == pytest.approx(beta * (2 / (32 + 128)) ** 0.5)
+    assert rows["coda.*.feed_forward.up"].std == pytest.approx(up * beta * (2 / (32 + 128)) ** 0.5)
     assert rows["injection.linear"].std == pytest.approx((2 / 96) ** 0.5)
 
 

@@ -46,6 +46,20 @@ def test_equals_the_counter(fields: dict[str, Any]) -> None:
     assert counter.get_total_flops() - more == batch * length * train_flops(config, length=length)
 
 
+@pytest.mark.parametrize(
+    ("backprop_rounds", "round_loss"), [(2, "last"), (9, "last"), (None, "uniform"), (3, "linear")], ids=str
+)
+def test_truncated_backpropagation_and_loss_of_every_round(backprop_rounds: int | None, round_loss: Any) -> None:
+    config = DeepLoopConfig(**{**SMALL, **VARIANTS["prelude-coda-concat"]})
+    tokens = torch.zeros(3, 10, dtype=torch.int64, device="meta")
+    with torch.device("meta"):
+        model = DeepLoopModel(config)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens, 5, backprop_rounds=backprop_rounds, round_loss=round_loss).loss.backward()
+    counted = train_flops(config, 5, 10, backprop_rounds=backprop_rounds, round_loss=round_loss)
+    assert counter.get_total_flops() == 3 * 10 * counted
+
+
 def test_defaults_are_those_of_training() -> None:
     config = DeepLoopConfig(**SMALL, num_rounds=4)
     assert forward_flops(config) == forward_flops(config, 4, 12)

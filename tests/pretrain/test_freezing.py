@@ -18,7 +18,7 @@ from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
 from pretrain.ranks import Ranks, process_group
 from tests.support.ranks import run_ranks
-from tests.support.runs import CONTEXT, CPU_CONFIG, small_tree
+from tests.support.runs import CPU_CONFIG, small_tree
 
 
 def small_model() -> DeepLoopModel:
@@ -74,7 +74,7 @@ def train_with_frozen_weights(out: Path, data: Path, frozen: list[str]) -> Train
         names = freeze(model, config.train.trainable, config.train.frozen)
         engine = build_engine(model, config, ds_config)
         accumulation = accumulation_steps(config, ranks.world_size)
-        feed = TrainFeed(open_split(data, "train"), CONTEXT, config.train, accumulation, ranks)
+        feed = TrainFeed(open_split(data, "train"), config, accumulation, ranks)
         before = {name: w.detach().clone() for name, w in engine.module.named_parameters()}
         for step in range(3):
             train_step(engine, feed.micro_batches(step), 2, config.train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -9,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from deeploop_model import DeepLoopModel
 from pretrain import run
 from pretrain.engine import parameter_groups, train_step
 from pretrain.errors import CheckpointError
@@ -58,3 +60,61 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
         assert torch.equal(torch.cat(parts)[: len(flat)], flat)
     with pytest.raises(CheckpointError, match="is not a checkpoint of this project"):
         load_model(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of three steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = write_tree(folder / "run.yaml", small_tree(folder / "out", dataset, steps=3, validate_every=0))
+    assert run_ranks(1, run_main, config, folder=folder)[0].value == 0
+    return folder / "out"
+
+
+def test_a_new_part_is_trained_on_the_frozen_weights_of_an_earlier_run(
+    trained: Path, dataset: Path, tmp_path: Path
+) -> None:
+    """Continual learning: new coda blocks learn behind the blocks of the earlier run, which stay as they are."""
+    options: dict[str, Any] = {"initial_weights": str(trained), "trainable": ["coda.*"], "validate_every": 0}
+    tree = small_tree(tmp_path / "out", dataset, steps=4, **options)
+    tree["model"]["num_coda_blocks"] = 1
+    config = write_tree(tmp_path / "run.yaml", tree)
+    tree["checkpoint"]["every"] = 2
+    results = run_ranks(2, run_main, config, folder=tmp_path)
+    assert [result.value for result in results] == [0, 0]
+    line = next(line for line in results[0].stdout.splitlines() if line.startswith("initial weights from"))
+    assert str(trained / "checkpoints/step_00000003") in line
+    assert "not there and drawn anew: coda.0.attention.qkv.weight" in line
+    assert line.endswith("they were trained at alpha 2.828, this run has 3.162")
+
+    old, new = (load_model(find_checkpoint(out)).state_dict() for out in (trained, tmp_path / "out"))
+    initial = DeepLoopModel(load_model(find_checkpoint(tmp_path / "out")).config, seed=0).state_dict()
+    for name, weight in new.items():
+        if name.startswith("coda."):
+            assert not torch.equal(weight, initial[name]), name
+        else:
+            assert torch.equal(weight, old[name].bfloat16().float()), name  # frozen weights are stored in bf16
+    coda = sum(weight.numel() for name, weight in new.items() if name.startswith("coda."))
+    states = optimizer_tensors(find_checkpoint(tmp_path / "out"))
+    kept = sum(tensor.numel() for name, tensor in states.items() if "/master/" in name or "/exp_avg/" in name)
+    assert 2 * coda <= kept <= 2 * coda + 32  # masters and first moments; groups are padded to the ranks
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "message"),
+    [
+        ("", ["model.d_model=64"], r"embedding.weight is of shape \[64, 32\] there and of shape \[64, 64\] in this"),
+        ("", ["model.num_blocks=1"], r"blocks.1.attention.qkv.weight is of shape \[96, 32\] there and absent in this"),
+        ("nowhere", [], "train.initial_weights: .*nowhere: no such folder; give a run folder or a checkpoint"),
+        ("logs", [], "train.initial_weights: .*logs: .*"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(
+    path: str, overrides: list[str], message: str, trained: Path, dataset: Path, tmp_path: Path
+) -> None:
+    tree = small_tree(tmp_path / "out", dataset, steps=3, initial_weights=str(trained / path))
+    config = write_tree(tmp_path / "run.yaml", tree)
+    (result,) = run_ranks(1, run_main, config, *overrides, folder=tmp_path)
+    assert result.value == 2
+    assert re.fullmatch(f"error: .*{message}.*\n", result.stderr.splitlines(keepends=True)[-1])
+    assert not (tmp_path / "out").exists()
