@@ -12,16 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from data_prep.order import num_samples
 from data_prep.reader import open_split
-from deeploop_model import ExponentRule, ModelConfigError
+from deeploop_model import DeepLoopModel, ExponentRule, ModelConfigError
 from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
+from pretrain.freezing import freeze
 from pretrain.rounds import (
     PoissonLognormalRounds,
     RoundsStage,
@@ -70,8 +72,11 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     try:
         check_schedule(config.train.steps, config.schedule)
         check_rounds(config.train.rounds)
-        check_backprop(config.train.backprop_rounds, config.model)
         check_round_loss(config.train.round_loss, config.train.rounds, config.model.num_rounds)
+        with torch.device("meta"):
+            model = DeepLoopModel(config.model)
+        freeze(model, config.train.trainable, config.train.frozen)
+        check_backprop(config.train.backprop_rounds, model)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 from pydantic import Discriminator, Tag
 
-from deeploop_model import DeepLoopConfig, ModelConfigError
+from deeploop_model import DeepLoopModel, ModelConfigError
 from deeploop_model.round_loss import RoundLoss, round_weights
 from pretrain.errors import ConfigError
 from pretrain.seeding import step_generator
@@ -111,16 +111,23 @@ def rule_at(rounds: Rounds, step: int) -> RoundsRule:
     return next(stage.rounds for stage in reversed(rounds) if stage.from_step <= step)
 
 
-def check_backprop(backprop_rounds: int | None, model: DeepLoopConfig) -> None:
-    """Raises ConfigError where truncated back-propagation would leave weights before the loop without a gradient."""
-    if backprop_rounds is None or model.injection != "none":
+def check_backprop(backprop_rounds: int | None, model: DeepLoopModel) -> None:
+    """Raises ConfigError where truncated back-propagation would leave a trained weight without a gradient.
+
+    Without injection the stream that enters the last rounds is all that they know of what lies before the loop, and it
+    is a constant to them.
+    """
+    if backprop_rounds is None or model.injection is not None:
         return
-    if model.num_prelude_blocks or not model.tie_embeddings:
-        untrained = "the prelude" if model.num_prelude_blocks else "an untied embedding"
-        raise ConfigError(
-            f"train.backprop_rounds: {backprop_rounds}: without model.injection no gradient reaches {untrained}; "
-            "set model.injection to add or concat-linear, or leave the key out"
-        )
+    before_the_loop = ["position_embedding.", "embedding_norm.", "prelude."]
+    if model.head is not None:
+        before_the_loop.append("embedding.")  # a tied embedding is reached through the logits
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and name.startswith(tuple(before_the_loop)):
+            raise ConfigError(
+                f"train.backprop_rounds: {backprop_rounds}: without model.injection no gradient reaches {name}; set "
+                f"model.injection to add or concat-linear, or add {name.split('.')[0]}.* to train.frozen"
+            )
 
 
 def check_round_loss(round_loss: RoundLoss, rounds: Rounds, num_rounds: int) -> None:

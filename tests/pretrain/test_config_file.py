@@ -124,12 +124,12 @@ def test_each_fault_names_key_value_and_what_would_work(file: Path, override: st
             "train.round_loss: weights by number need a fixed train.rounds; use uniform or linear",
         ),
         (
-            ["train.backprop_rounds=1", "model.num_prelude_blocks=1"],
-            "train.backprop_rounds: 1: without model.injection no gradient reaches the prelude; set model.injection",
+            ["train.frozen=['*.weight']"],
+            "train.frozen: ['*.weight'] leaves nothing of train.trainable ['*'] to train",
         ),
         (
-            ["train.backprop_rounds=1", "model.tie_embeddings=false"],
-            "train.backprop_rounds: 1: without model.injection no gradient reaches an untied embedding; set",
+            ["train.trainable=[block.*]"],
+            "train.trainable: 'block.*' names no weight of this model; its weights are emb",
         ),
     ],
 )
@@ -137,7 +137,29 @@ def test_combinations_that_cannot_train(file: Path, overrides: list[str], messag
     with pytest.raises(ConfigError) as caught:
         load_config(file, overrides)
     assert str(caught.value).startswith(f"{file}: {message}")
-    assert load_config(file, [*overrides[:1]])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "frozen", "name"),
+    [
+        ([], "embedding_norm.*", "embedding_norm.weight"),
+        (["model.position=learned"], "embedding_norm.*", "position_embedding.weight"),
+        (["model.num_prelude_blocks=1"], "embedding_norm.*", "prelude.0.attention.qkv.weight"),
+        (["model.tie_embeddings=false"], "embedding_norm.*", "embedding.weight"),
+    ],
+)
+def test_truncation_must_leave_no_trained_weight_without_a_gradient(
+    file: Path, overrides: list[str], frozen: str, name: str
+) -> None:
+    truncated = ["train.backprop_rounds=1", *overrides]
+    freeze_one = [] if frozen.startswith(name.split(".")[0]) else [f"train.frozen=['{frozen}']"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [*truncated, *freeze_one])
+    assert str(caught.value).startswith(
+        f"{file}: train.backprop_rounds: 1: without model.injection no gradient reaches {name}; set model.injection"
+    )
+    assert load_config(file, [*truncated, "model.injection=add"])
+    assert load_config(file, [*truncated, f"train.frozen=['{frozen}', '{name.split('.')[0]}.*']"])
 
 
 @pytest.mark.parametrize("override", ["nonsense", "=3", "train.steps.more=3", "train.steps=[1"])

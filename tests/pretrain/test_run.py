@@ -210,10 +210,3 @@ def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset
         assert "is of another model: model.num_rounds is 2 there and 3 in this run" in errors[0]
         assert "seed is 0 there and 1 in this run" in errors[1]
         assert "data_fingerprint" in errors[2]
-
-
-def test_yaml_of_the_demonstration_is_valid(tmp_path: Path) -> None:
-    data = small_dataset(tmp_path / "data", validation_tokens=200)
-    config = load_config(Path(run.__file__).parent / "configs/small.yaml", [f"data.path={data}"])
-    assert (config.model.num_blocks, config.model.num_rounds, config.train.recompute) == (2, 4, "round")
-    assert config.model.residual == "deeploop"
