@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -67,7 +68,8 @@ def master_weights(folder: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError where DeepSpeed cannot read its own files.
     """
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed's logger keeps the stream that it is imported with
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it tells what it finds

