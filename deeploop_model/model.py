@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from deeploop_model.blocks import Block
 from deeploop_model.config import DeepLoopConfig
 from deeploop_model.decoding import cached_pass
 from deeploop_model.early_exit import EarlyExit
+from deeploop_model.embedding import TokenEmbedding
 from deeploop_model.errors import ModelConfigError
 from deeploop_model.init import initialise
 from deeploop_model.injection import Injection
@@ -48,9 +49,12 @@ IGNORED_TARGET = -100
 Slots = Sequence[CacheSlot] | None  # of a key-value cache, one per block
 
 
-@dataclass(frozen=True)
-class ModelOutput:
-    """What a forward pass gives."""
+class ModelOutput(NamedTuple):
+    """What a forward pass gives.
+
+    A tuple, because DeepSpeed looks into tuples for the tensors whose backward pass it prepares, and into no other
+    class: without that ZeRO-1 in bf16 would count earlier micro-batches twice.
+    """
 
     logits: Tensor
     """[B, T, vocab_size] in the weights' precision."""
@@ -81,7 +85,7 @@ class DeepLoopModel(nn.Module):
         self.config = config
         self.recompute = check_policy(recompute)
         d_model, norm_first = config.d_model, config.rule.norm == "before"
-        self.embedding = nn.Embedding(config.padded_vocab_size, d_model)
+        self.embedding = TokenEmbedding(config.padded_vocab_size, d_model)
         self.position_embedding = nn.Embedding(config.context_length, d_model) if config.position == "learned" else None
         # Post-LN visits expect a stream of unit RMS, the first one too (as in BERT); Pre-LN normalises at the end.
         self.embedding_norm = None if norm_first else RMSNorm(d_model, config.norm_eps)
@@ -225,5 +229,6 @@ class DeepLoopModel(nn.Module):
 
     def project(self, x_BTD: Tensor) -> Tensor:
         """Logits [B, T, vocab_size]: the padding of the vocabulary is cut off, so it is never predicted."""
-        weight_VD = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(x_BTD.to(weight_VD.dtype), weight_VD)[..., : self.config.vocab_size]
+        x_BTD = x_BTD.to(self.embedding.weight.dtype)
+        logits_BTV: Tensor = self.embedding(x_BTD, as_logits=True) if self.head is None else self.head(x_BTD)
+        return logits_BTV[..., : self.config.vocab_size]

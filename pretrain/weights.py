@@ -6,7 +6,9 @@ import contextlib
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
+import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -66,14 +68,39 @@ def load_initial_weights(model: DeepLoopModel, path: Path) -> str:
 def master_weights(folder: Path) -> dict[str, Tensor]:
     """fp32 weights by name, put together from every rank's part; frozen weights as the ranks held them.
 
-    Raises CheckpointError where DeepSpeed cannot read its own files.
+    Raises CheckpointError where DeepSpeed's files cannot be read.
     """
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed's logger keeps the stream that it is imported with
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it tells what it finds
-            weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+        parts = sorted(
+            folder.glob("*_optim_states.pt"), key=lambda part: int(part.name.split("_rank_")[1].split("_")[0])
+        )
+        if parts and "zero_stage" not in _load(parts[0])["optimizer_state_dict"]:
+            weights = _weights_of_the_bf16_optimizer(folder, parts)
+        else:
+            with contextlib.redirect_stdout(io.StringIO()):  # it tells what it finds
+                weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
     except (OSError, ValueError, RuntimeError, KeyError, EOFError) as error:
         raise CheckpointError(f"{folder}: DeepSpeed's files cannot be read: {error}") from None
     return {name: weight.float() for name, weight in weights.items()}
+
+
+def _weights_of_the_bf16_optimizer(folder: Path, parts: list[Path]) -> dict[str, Tensor]:
+    """ZeRO-1 in bf16 with fp32 accumulation has an optimizer of its own, whose files DeepSpeed's script does not know.
+
+    Each rank holds a part of every group's fp32 weights, flat, and says which piece of which weight lies where.
+    """
+    weights: dict[str, Tensor] = _load(folder / "mp_rank_00_model_states.pt")["module"]
+    pieces: dict[str, list[Tensor]] = {}
+    for part in parts:
+        state = _load(part)["optimizer_state_dict"]
+        for flat, places in zip(state["single_partition_of_fp32_groups"], state["param_slice_mappings"], strict=True):
+            for name, place in places.items():
+                pieces.setdefault(name, []).append(flat[place.start : place.start + place.numel])
+    return weights | {name: torch.cat(found).view(weights[name].shape) for name, found in pieces.items()}
+
+
+def _load(file: Path) -> dict[str, Any]:
+    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from pretrain.ds_config import accumulation_steps, load_ds_config
 from pretrain.engine import build_engine, parameter_groups, train_step
 from pretrain.ranks import Ranks, process_group
 from tests.support.ranks import run_ranks
-from tests.support.runs import CPU_CONFIG, small_tree
+from tests.support.runs import DS_CONFIGS, small_tree
 
 SEQUENCES, CONTEXT, VOCAB = 8, 64, 500
 
@@ -43,16 +43,17 @@ def document_ids() -> torch.Tensor:
 
 
 def gradients_of_the_engine(
-    out: Path, data: Path, fields: dict[str, Any], options: dict[str, Any]
+    out: Path, data: Path, ds_name: str, fields: dict[str, Any], options: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Gradients of the global batch, cut into 2 micro-batches of 2 sequences on each of 2 ranks, by `train_step`."""
     from deepspeed.utils import safe_get_full_grad
 
     tree = small_tree(out, data, global_batch_size=SEQUENCES, micro_batch_size=2, **options)
+    tree["model"] |= fields
     config = check_config(tree, "test")
     ranks = Ranks.from_environment()
     with process_group(ranks):
-        ds_config = load_ds_config(CPU_CONFIG, config, ranks.world_size)
+        ds_config = load_ds_config(DS_CONFIGS / f"{ds_name}.json", config, ranks.world_size)
         accumulation = accumulation_steps(config, ranks.world_size)
         engine = build_engine(model_for_gradients(fields, recompute="round"), config, ds_config)
         assert next(engine.module.parameters()).dtype == torch.bfloat16
@@ -76,15 +77,22 @@ def gradients_of_the_engine(
 
 
 @pytest.mark.parametrize(
-    ("fields", "options", "bound"),
-    [({}, {}, 0.01), (HUGINN_LIKE, {"backprop_rounds": 2, "round_loss": "linear"}, 0.02)],
-    ids=["plain", "huginn-like-truncated"],
+    ("ds_config", "fields", "options", "bound"),
+    [
+        ("zero2_bf16_cpu", {}, {}, 0.01),
+        ("zero2_bf16_cpu", HUGINN_LIKE, {"backprop_rounds": 2, "round_loss": "linear"}, 0.02),
+        ("zero3_bf16", {**HUGINN_LIKE, "tie_embeddings": True}, {"round_loss": "linear"}, 0.02),
+        ("zero1_bf16", {**HUGINN_LIKE, "tie_embeddings": True}, {"backprop_rounds": 3}, 0.02),
+    ],
+    ids=["plain", "huginn-like-truncated", "zero3", "zero1"],
 )
-def test_two_zero2_ranks_give_the_gradients_of_one_float32_process(
-    fields: dict[str, Any], options: dict[str, Any], bound: float, dataset: Path, tmp_path: Path
+def test_two_ranks_give_the_gradients_of_one_float32_process(
+    ds_config: str, fields: dict[str, Any], options: dict[str, Any], bound: float, dataset: Path, tmp_path: Path
 ) -> None:
     """bf16, recomputation by round, accumulation 2, R = 4: within 1 % (2 %) of float32, for every matrix and vector."""
-    results = run_ranks(2, gradients_of_the_engine, tmp_path / "out", dataset, fields, options, folder=tmp_path)
+    results = run_ranks(
+        2, gradients_of_the_engine, tmp_path / "out", dataset, ds_config, fields, options, folder=tmp_path
+    )
     reference = model_for_gradients(fields)
     batch = global_batch()
     reference(batch[:, :-1], batch[:, 1:], documents_BT=document_ids(), **options).loss.backward()

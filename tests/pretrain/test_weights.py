@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,24 @@ import pytest
 import torch
 
 from deeploop_model import DeepLoopModel
+from deeploop_model.flops import train_flops
 from pretrain import run
+from pretrain.config_file import load_config
 from pretrain.engine import parameter_groups, train_step
 from pretrain.errors import CheckpointError
 from pretrain.rounds import UniformRounds, rounds_of_step
 from pretrain.weights import find_checkpoint, load_model
 from tests.support.ranks import run_ranks
-from tests.support.runs import metrics, optimizer_tensors, run_main, small_tree, write_tree
+from tests.support.runs import (
+    CONTEXT,
+    CPU_CONFIG,
+    DS_CONFIGS,
+    metrics,
+    optimizer_tensors,
+    run_main,
+    small_tree,
+    write_tree,
+)
 
 
 def rounds_of_this_rank(config: Path, *overrides: str) -> list[int]:
@@ -37,6 +49,7 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
     rounds = {"distribution": "uniform", "low": 1, "high": 4}
     options: dict[str, Any] = {"rounds": rounds, "backprop_rounds": 2, "round_loss": "linear", "frozen": ["blocks.0.*"]}
     tree = small_tree(tmp_path / "out", dataset, steps=6, validate_every=0, **options)
+    tree["model"]["injection"] = "add"
     tree["checkpoint"]["every"] = 3
     config = write_tree(tmp_path / "run.yaml", tree)
     expected = [rounds_of_step(UniformRounds("uniform", 1, 4), 2, 0, step) for step in range(6)]
@@ -44,6 +57,9 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
     for result in run_ranks(2, rounds_of_this_rank, config, folder=tmp_path):
         assert result.value == expected
     assert [line["rounds"] for line in metrics(tmp_path / "out")] == expected
+    model_config = load_config(config).model
+    step_flops = [8 * CONTEXT * train_flops(model_config, r, backprop_rounds=2, round_loss="linear") for r in expected]
+    assert [line["flops"] for line in metrics(tmp_path / "out")] == list(itertools.accumulate(step_flops))
     third = tmp_path / "out/checkpoints/step_00000003"
     for result in run_ranks(2, rounds_of_this_rank, config, "--resume", str(third), folder=tmp_path):
         assert result.value == expected[3:]
@@ -60,6 +76,33 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
         assert torch.equal(torch.cat(parts)[: len(flat)], flat)
     with pytest.raises(CheckpointError, match="is not a checkpoint of this project"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["zero1_bf16", "zero3_bf16", "zero2_bf16_offload"])
+def test_master_weights_of_every_stage(name: str, dataset: Path, tmp_path: Path) -> None:
+    """They moved as those of the ZeRO-2 run did, up to bf16 noise; frozen ones are what they were."""
+    tree = small_tree(tmp_path / "out", dataset, steps=3, validate_every=0, frozen=["blocks.0.*"])
+    config = write_tree(tmp_path / "run.yaml", tree)
+    found = []
+    for ds_config in (DS_CONFIGS / f"{name}.json", CPU_CONFIG):
+        out = tmp_path / ds_config.stem
+        results = run_ranks(2, run_under, config, ds_config, f"out={out}", folder=tmp_path)
+        assert [result.value for result in results] == [0, 0]
+        found.append(load_model(find_checkpoint(out)))
+    ours, reference = (model.state_dict() for model in found)
+    initial = DeepLoopModel(found[0].config, seed=0).state_dict()
+    for weight_name, weight in ours.items():
+        assert weight.dtype == torch.float32
+        if weight_name.startswith("blocks.0."):
+            assert torch.equal(weight, initial[weight_name].bfloat16().float()), weight_name
+        else:
+            change = (reference[weight_name] - initial[weight_name]).norm()
+            assert change > 0
+            assert (weight - reference[weight_name]).norm() < 0.3 * change, weight_name
+
+
+def run_under(config: Path, ds_config: Path, *overrides: str) -> int:
+    return run_main(config, *overrides, ds_config=ds_config)
 
 
 @pytest.fixture(scope="module")
