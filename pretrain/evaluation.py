@@ -5,6 +5,7 @@ Shape suffixes: B batch, T time, D d_model, R chosen numbers of rounds, V vocabu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Evaluation:
         edges = [0, *(2**n for n in range(self.context.bit_length()) if 2**n < self.context), self.context]
         return {
             f"{low}-{high - 1}" if high - low > 1 else f"{low}": float(self.nats_RT[row, low:high].mean())
-            for low, high in zip(edges, edges[1:], strict=False)
+            for low, high in itertools.pairwise(edges)
         }
 
 
