@@ -1,0 +1,261 @@
+"""What a worker process does: one piece of the corpus in, its tokens out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection, parent_process
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.errors import DataError
+from data_prep.filters import Filters, Predicate
+from data_prep.megatron import TOKEN_DTYPES
+from data_prep.segments import segments, segments_of_chunks
+from data_prep.sources.corpus import Piece
+from data_prep.sources.records import LargeRecord, Reading, Record, Rejected
+from data_prep.split import SPLITS, SplitKey
+from data_prep.tokenizer import Tokenizer, TokenizerSpec, load_spec
+
+_SPILL_BYTES = 1 << 24
+_HASHED_BYTES = 16
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Everything a worker must know."""
+
+    tokenizer: TokenizerSpec
+    add_bos: bool
+    dtype: str
+    reading: Reading
+    filters: Filters
+    validation_fraction: float
+    spill: Path
+
+
+@dataclass
+class SplitPart:
+    """One split's share of a piece: tokens (in memory or in a file), the documents' lengths, the text's bytes."""
+
+    tokens: bytes | Path = b""
+    lengths: bytes = b""  # int32
+    text_bytes: int = 0
+
+
+@dataclass
+class PieceResult:
+    """What a piece became. `content` is a hash over its documents' texts."""
+
+    splits: dict[str, SplitPart]
+    rejected: list[Rejected]
+    left_out: Counter[str]  # by filters and deduplication, which are not faults and are not listed
+    content: bytes
+
+
+@dataclass
+class PieceHashes:
+    """Hash (16 bytes) of each document of a piece, for deduplication; `keys` are its places in the piece."""
+
+    hashes: bytes
+    keys: list[int]
+
+
+@dataclass
+class _Tokens:
+    """Tokens of one split as they come; beyond 16 MiB they go to a file."""
+
+    dtype: np.dtype[np.generic]
+    spill: Path
+    blocks: list[bytes] = field(default_factory=list)
+    held: int = 0
+    file: Path | None = None
+
+    def add(self, tokens: NDArray[np.generic]) -> None:
+        self.blocks.append(tokens.astype(self.dtype, copy=False).tobytes())
+        self.held += len(self.blocks[-1])
+        if self.held > _SPILL_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.file is None:
+            descriptor, name = tempfile.mkstemp(dir=self.spill)
+            os.close(descriptor)
+            self.file = Path(name)
+        with self.file.open("ab") as stream:
+            stream.writelines(self.blocks)
+        self.blocks, self.held = [], 0
+
+    def result(self) -> bytes | Path:
+        if self.file is None:
+            return b"".join(self.blocks)
+        self._flush()
+        return self.file
+
+
+class Worker:
+    """State of a worker process."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.setup = setup
+        self.tokenizer: Tokenizer = load_spec(setup.tokenizer)
+        self.predicate: Predicate | None = setup.filters.load()
+        self.dtype = TOKEN_DTYPES[setup.dtype]
+        self.prefix = [self.tokenizer.bos_id] if setup.add_bos and self.tokenizer.bos_id is not None else []
+
+    def _parts(self, record: Record | LargeRecord) -> Iterator[str]:
+        """Text of a document in parts that encode independently."""
+        at_breaks = not self.tokenizer.adds_prefix_space
+        if isinstance(record, Record):
+            parts = segments(record.text, at_breaks)
+        else:
+            parts = segments_of_chunks(record.chunks(), at_breaks)
+        for number, part in enumerate(parts):
+            # Such a tokenizer puts back the space that the cut was made before.
+            yield part.removeprefix(" ") if number and self.tokenizer.adds_prefix_space else part
+
+    def _reason(self, record: Record | LargeRecord) -> str | None:
+        filters = self.setup.filters
+        if isinstance(record, Record):
+            return filters.reason(record.text, len(record.text), record.fields or {}, self.predicate)
+        length = sum(map(len, record.chunks()))
+        # Only a predicate needs a large document as a whole.
+        text = "".join(record.chunks()) if self.predicate else ""
+        return filters.reason(text, length, {}, self.predicate)
+
+    def _texts(self, record: Record | LargeRecord) -> Iterable[str]:
+        return [record.text] if isinstance(record, Record) else record.chunks()
+
+    def documents(
+        self, piece: Piece, rejected: list[Rejected], left_out: Counter[str]
+    ) -> Iterator[tuple[int, Record | LargeRecord]]:
+        """Documents that pass, each with its place in the piece."""
+        for key, outcome in enumerate(piece.outcomes(self.setup.reading)):
+            if isinstance(outcome, Rejected):
+                _append_rejected(rejected, outcome)
+            elif (reason := self._reason(outcome)) is not None:
+                left_out[reason] += 1
+            else:
+                yield key, outcome
+
+    def tokens(self, piece: Piece, duplicates: frozenset[int]) -> PieceResult:
+        """Tokenizes a piece, without the documents at the places in `duplicates`."""
+        out = {split: _Tokens(self.dtype, self.setup.spill) for split in SPLITS}
+        lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+        text_bytes = dict.fromkeys(SPLITS, 0)
+        rejected: list[Rejected] = []
+        left_out: Counter[str] = Counter()
+        content = hashlib.blake2b(digest_size=32)
+        for key, record in self.documents(piece, rejected, left_out):
+            if key in duplicates:
+                left_out["duplicate"] += 1
+                continue
+            split_key, size = SplitKey(), 0
+            for text in self._texts(record):
+                utf8 = text.encode()
+                size += len(utf8)
+                split_key.update(utf8)
+                content.update(utf8)
+            content.update(size.to_bytes(8, "little"))
+            split = split_key.split(self.setup.validation_fraction)
+            tokens = out[split]
+            count = 0
+            for ids in self._encoded(record):
+                tokens.add(ids)
+                count += len(ids)
+            lengths[split].append(self._checked_length(count, record))
+            text_bytes[split] += size
+        parts = {
+            split: SplitPart(out[split].result(), np.array(lengths[split], "<i4").tobytes(), text_bytes[split])
+            for split in SPLITS
+        }
+        return PieceResult(parts, rejected, left_out, content.digest())
+
+    def _encoded(self, record: Record | LargeRecord) -> Iterator[NDArray[np.int64]]:
+        held = list(self.prefix)
+        for part in self._parts(record):
+            held += self.tokenizer.encode(part)
+            if len(held) > 1 << 20:
+                yield self._checked_ids(held, record)
+                held = []
+        held.append(self.tokenizer.eos_id)
+        yield self._checked_ids(held, record)
+
+    def _checked_ids(self, ids: list[int], record: Record | LargeRecord) -> NDArray[np.int64]:
+        array = np.array(ids, dtype=np.int64)
+        if array.min() < 0 or array.max() >= self.tokenizer.vocab_size:
+            raise DataError(
+                f"{record.place.file}: the tokenizer gave id {array.max()} (least {array.min()}), "
+                f"outside its vocabulary of {self.tokenizer.vocab_size}"
+            )
+        return array
+
+    def _checked_length(self, count: int, record: Record | LargeRecord) -> int:
+        if count >= 1 << 31:
+            raise DataError(f"{record.place.file}: a document of {count} tokens; the index format holds 2^31 - 1")
+        return count
+
+    def hashes(self, piece: Piece) -> PieceHashes:
+        """Hashes of the documents that the filters keep."""
+        hashes, keys = [], []
+        for key, record in self.documents(piece, [], Counter()):
+            digest = hashlib.blake2b(digest_size=_HASHED_BYTES)
+            for text in self._texts(record):
+                digest.update(text.encode())
+            hashes.append(digest.digest())
+            keys.append(key)
+        return PieceHashes(b"".join(hashes), keys)
+
+
+def _append_rejected(rejected: list[Rejected], new: Rejected) -> None:
+    """Keeps runs of blank lines and empty documents as one entry."""
+    last = rejected[-1] if rejected else None
+    if (
+        last is not None
+        and new.reason in ("blank_line", "empty")
+        and (last.reason, last.place.file) == (new.reason, new.place.file)
+        and last.place.line is not None
+        and new.place.line == last.place.line + last.count
+    ):
+        rejected[-1] = replace(last, count=last.count + 1)
+    else:
+        rejected.append(new)
+
+
+_worker: Worker | None = None
+
+
+def start_worker(setup: WorkerSetup) -> None:
+    """Initialises this process; it ends by itself when the main process is gone."""
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _worker = Worker(setup)
+
+
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
+
+
+def tokenize_piece(piece: Piece, duplicates: frozenset[int]) -> PieceResult:
+    """Task of the pool: `Worker.tokens`."""
+    assert _worker is not None
+    return _worker.tokens(piece, duplicates)
+
+
+def hash_piece(piece: Piece) -> PieceHashes:
+    """Task of the pool: `Worker.hashes`."""
+    assert _worker is not None
+    return _worker.hashes(piece)

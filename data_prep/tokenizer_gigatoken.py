@@ -1,0 +1,91 @@
+"""gigatoken, a faster backend for all three kinds of tokenizer file, trusted only after it has been compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from data_prep.errors import DataError
+from data_prep.manifest import TokenizerRecord
+from data_prep.segments import segments
+from data_prep.tokenizer import Tokenizer, TokenizerSpec
+
+SAMPLE_CHARS = 1 << 22  # of the user's corpus, compared before the backend is used
+
+
+class GigatokenTokenizer:
+    """Encodes with gigatoken, and with the reference tokenizer any text that holds a special token's spelling.
+
+    gigatoken always takes such a spelling for the token.
+    """
+
+    def __init__(self, reference: Tokenizer, spec: TokenizerSpec) -> None:
+        try:
+            import gigatoken
+        except ImportError as error:
+            raise DataError("--backend gigatoken: the package is not installed; pip install gigatoken") from error
+        self._reference = reference
+        self.file = reference.file
+        self.vocab_size = reference.vocab_size
+        self.eos_id = reference.eos_id
+        self.bos_id = reference.bos_id
+        self.adds_prefix_space = reference.adds_prefix_space
+        kind = reference.record().kind
+        try:
+            fast, spellings = _load(gigatoken, kind, spec, reference)
+        except Exception as error:  # a beta library may raise anything on a file that it does not support
+            raise DataError(f"--backend gigatoken cannot load {spec.path} ({' '.join(str(error).split())})") from error
+        self._fast = fast
+        self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+
+    def encode(self, text: str) -> list[int]:
+        if self._special.search(text) or not text:
+            return self._reference.encode(text)
+        ids: list[int] = self._fast.encode(text).tolist()
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self._reference.decode(ids)
+
+    def record(self) -> TokenizerRecord:
+        import gigatoken
+
+        version = getattr(gigatoken, "__version__", None) or _installed_version()
+        return replace(self._reference.record(), backend=f"gigatoken {version}")
+
+    def compare(self, texts: Iterable[str]) -> None:
+        """Encodes texts of the user's corpus both ways.
+
+        Raises:
+            DataError: the ids differ.
+        """
+        for text in texts:
+            for part in segments(text, not self.adds_prefix_space):
+                if self.encode(part) != self._reference.encode(part):
+                    raise DataError(
+                        f"--backend gigatoken: its ids differ from the reference tokenizer's on this corpus, "
+                        f"first in a text that begins {part[:40]!r}; use --backend reference"
+                    )
+
+
+def _installed_version() -> str:
+    from importlib.metadata import version
+
+    return version("gigatoken")
+
+
+def _load(library: Any, kind: str, spec: TokenizerSpec, reference: Tokenizer) -> tuple[Any, list[str]]:
+    """The fast tokenizer and the spellings that it would take for special tokens."""
+    path = str(spec.path)
+    if kind == "sentencepiece":
+        return library.Tokenizer.from_sentencepiece(path), ["<s>", "</s>", "<unk>", "\u2581"]
+    if kind == "tiktoken":
+        encoding = spec.encoding or spec.path.stem
+        special = {"<|endoftext|>": reference.eos_id}
+        return library.Tokenizer.from_tiktoken(path, encoding.removesuffix("_base"), special), list(special)
+    import json
+
+    added = json.loads(spec.path.read_bytes()).get("added_tokens", [])
+    return library.Tokenizer(path), [token["content"] for token in added]
