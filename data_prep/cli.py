@@ -48,7 +48,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--text-field", default="text", metavar="FIELD")
     group.add_argument("--id-field", metavar="FIELD", help="named in the report of rejected records")
     group.add_argument(
-        "--max-record-bytes", type=_positive, default=1 << 28, help="larger lines are left out (256 MiB)"
+        "--max-record-bytes", type=_positive, default=1 << 26, help="longer lines are streamed, not held (64 MiB)"
     )
     group.add_argument("--min-chars", type=int, default=0)
     group.add_argument("--max-chars", type=_positive)

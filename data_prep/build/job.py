@@ -28,8 +28,9 @@ from data_prep.errors import DataError
 from data_prep.filters import Filters
 from data_prep.manifest import BUILDING, MANIFEST_NAME, Inputs, Manifest, load_manifest
 from data_prep.megatron import dtype_for_vocab
-from data_prep.sources.corpus import Corpus, Piece, Span
+from data_prep.sources.corpus import Corpus, Span
 from data_prep.sources.files import listing_fingerprint
+from data_prep.sources.pieces import Piece
 from data_prep.tokenizer import Tokenizer, TokenizerSpec
 
 

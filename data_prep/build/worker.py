@@ -20,7 +20,7 @@ from data_prep.errors import DataError
 from data_prep.filters import Filters, Predicate
 from data_prep.megatron import TOKEN_DTYPES
 from data_prep.segments import segments, segments_of_chunks
-from data_prep.sources.corpus import Piece
+from data_prep.sources.pieces import Piece
 from data_prep.sources.records import LargeRecord, Reading, Record, Rejected
 from data_prep.split import SPLITS, SplitKey
 from data_prep.tokenizer import Tokenizer, TokenizerSpec, load_spec

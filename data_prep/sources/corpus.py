@@ -1,130 +1,28 @@
 """A corpus as an ordered run of pieces, cut the same way whatever the number of workers and machines.
 
-A piece holds whole records and is one worker's task. A span is a run of pieces and becomes one shard; spans are
-known from the file sizes alone, so every process can compute all of them.
+A piece holds whole records and is one worker's task (`sources.pieces`). A span is a run of pieces and becomes one
+shard; spans are known from the file sizes alone, so every process can compute all of them.
 """
 
 from __future__ import annotations
 
-import io
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data_prep.sources import tables
-from data_prep.sources.archives import open_input
 from data_prep.sources.files import InputFile
 from data_prep.sources.json_values import read_json
-from data_prep.sources.records import (
-    READ_BYTES,
-    Outcome,
-    Place,
-    Reading,
-    Record,
-    Rejected,
-    is_blank,
-    read_records,
-    seek_record,
-)
-from data_prep.sources.whole_files import read_file
+from data_prep.sources.pieces import FilesPiece, OutcomesPiece, Piece, RangePiece, RowGroupPiece
+from data_prep.sources.records import Outcome, Reading, Record
+from data_prep.sources.streams import stream_pieces
 
 PIECE_BYTES = 1 << 21
 SHARD_BYTES = 1 << 28
 _SHARD_ROWS = 1 << 16  # of a table, whose size in bytes is not known
 _FILES_PER_PIECE = 1024
-_INLINE_BYTES = 1 << 24  # a longer piece travels to its worker as a file
-_END = 1 << 62
-
-
-class Piece(Protocol):
-    """Records for one worker; `input_bytes` is its share of the input, for the progress display."""
-
-    @property
-    def input_bytes(self) -> int: ...
-
-    def outcomes(self, reading: Reading) -> Iterator[Outcome]: ...
-
-
-@dataclass(frozen=True)
-class FilesPiece:
-    """Small text files, a document each."""
-
-    files: tuple[InputFile, ...]
-
-    @property
-    def input_bytes(self) -> int:
-        return sum(file.size for file in self.files)
-
-    def outcomes(self, reading: Reading) -> Iterator[Outcome]:
-        for file in self.files:
-            yield read_file(file)
-
-
-@dataclass(frozen=True)
-class RangePiece:
-    """The records of a plain file that begin in the byte range [start, end)."""
-
-    file: InputFile
-    start: int
-    end: int
-
-    @property
-    def input_bytes(self) -> int:
-        return self.end - self.start
-
-    def outcomes(self, reading: Reading) -> Iterator[Outcome]:
-        by_block = self.file.kind == "text" and reading.text_unit == "block"
-        try:
-            with self.file.path.open("rb") as stream:
-                if seek_record(stream, self.start, self.end, by_block):
-                    yield from read_records(stream, self.file.name, self.file.kind, 1, self.end, reading)
-        except OSError as error:
-            yield Rejected("unreadable", Place(self.file.name, offset=self.start), error.strerror or "")
-
-
-@dataclass(frozen=True)
-class BytesPiece:
-    """Whole lines or blocks taken from a compressed stream; long ones lie in a temporary file."""
-
-    file: InputFile
-    first_line: int
-    data: bytes | Path
-    input_bytes: int
-
-    def outcomes(self, reading: Reading) -> Iterator[Outcome]:
-        stream = io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb")
-        with stream:
-            for outcome in read_records(stream, self.file.name, self.file.kind, self.first_line, _END, reading):
-                yield replace(outcome, place=replace(outcome.place, offset=None))
-        if isinstance(self.data, Path):
-            self.data.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class RowGroupPiece:
-    """One row group of a parquet file."""
-
-    file: InputFile
-    group: int
-    first_row: int
-    input_bytes: int
-
-    def outcomes(self, reading: Reading) -> Iterator[Outcome]:
-        yield from tables.read_parquet(self.file, self.group, self.first_row, reading)
-
-
-@dataclass(frozen=True)
-class OutcomesPiece:
-    """Records that the main process had to parse itself."""
-
-    records: tuple[Outcome, ...]
-    input_bytes: int
-
-    def outcomes(self, reading: Reading) -> Iterator[Outcome]:
-        yield from self.records
 
 
 @dataclass(frozen=True)
@@ -246,7 +144,7 @@ class Corpus:
         elif file.kind == "json":
             yield from self._grouped(read_json(file, self.reading), file)
         elif file.compression:
-            yield from self._stream_pieces(file, spill)
+            yield from stream_pieces(file, self.reading, self.piece_bytes, spill)
         else:
             for offset in range(start, end, self.piece_bytes):
                 yield RangePiece(file, offset, min(offset + self.piece_bytes, end))
@@ -268,51 +166,3 @@ class Corpus:
                 group, held = [], 0
         if group:
             yield OutcomesPiece(tuple(group), len(group) if is_table else file.size - counted)
-
-    def _stream_pieces(self, file: InputFile, spill: Path) -> Iterator[Piece]:
-        stream, watch = open_input(file)
-        assert watch is not None
-        by_block = file.kind == "text" and self.reading.text_unit == "block"
-        line, counted = 1, 0
-        with stream:
-            while data := stream.read(self.piece_bytes):
-                data += self._rest_of_record(stream, data, by_block)
-                lost = Rejected(watch.damage, Place(file.name), "") if watch.damage else None
-                if lost is not None:  # the last line was cut with the archive: it is not a record
-                    data = data[: data.rfind(b"\n") + 1]
-                share = watch.consumed - counted
-                counted += share
-                if data:
-                    yield BytesPiece(file, line, _inline_or_spilled(data, spill), share)
-                    line += data.count(b"\n") + (not data.endswith(b"\n"))
-                if lost is not None:
-                    break
-            if watch.damage is not None:
-                place = Place(file.name, line=line)
-                yield OutcomesPiece((Rejected(watch.damage, place, "lines from here on are lost"),), 0)
-
-    def _rest_of_record(self, stream: io.BufferedReader, data: bytes, by_block: bool) -> bytes:
-        """What is missing from `data` to end at the end of a line, or of a block."""
-        limit = self.reading.max_record_bytes
-        rest = b"" if data.endswith(b"\n") else stream.readline(limit + 1)
-        if len(rest) > limit:  # reported as too large by the worker; its end is of no use
-            while (part := stream.readline(READ_BYTES)) and not part.endswith(b"\n"):
-                pass
-            rest += b"\n"
-        parts, held = [rest], len(rest)
-        while by_block:
-            line = stream.readline(READ_BYTES)
-            if held <= limit or is_blank(line):
-                parts.append(line)
-                held += len(line)
-            if not line or is_blank(line):
-                break
-        return b"".join(parts)
-
-
-def _inline_or_spilled(data: bytes, spill: Path) -> bytes | Path:
-    if len(data) <= _INLINE_BYTES:
-        return data
-    with tempfile.NamedTemporaryFile(dir=spill, delete=False) as file:
-        file.write(data)
-    return Path(file.name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any
 
 READ_BYTES = 1 << 20
 
@@ -22,7 +22,7 @@ class Reading:
     text_unit: str = "file"  # a .txt document is a "file", a "line" or a "block" between blank lines
     text_field: str = "text"
     id_field: str | None = None
-    max_record_bytes: int = 1 << 28
+    max_record_bytes: int = 1 << 26  # of a line or block that is held as a whole; a longer one is streamed
     keep_fields: bool = False  # whether a filter wants to see the other fields
 
 
@@ -118,114 +118,3 @@ def from_json_line(line: bytes, place: Place, reading: Reading) -> Outcome:
     except (ValueError, RecursionError) as error:
         return Rejected("invalid_json", place, " ".join(str(error).split()))
     return from_fields(value, place, reading)
-
-
-def _without_break(line: bytes) -> bytes:
-    return line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _skip_line(stream: BinaryIO) -> None:
-    while (part := stream.readline(READ_BYTES)) and not part.endswith(b"\n"):
-        pass
-
-
-def read_lines(stream: BinaryIO, file: str, first_line: int, end: int, limit: int) -> Iterator[tuple[bytes, Place]]:
-    """Lines, with their breaks, that begin before offset `end`; a line above `limit` bytes is cut to limit + 1."""
-    number = first_line
-    while (offset := stream.tell()) < end:
-        line = stream.readline(limit + 1)
-        if not line:
-            return
-        if len(line) > limit and not line.endswith(b"\n"):
-            _skip_line(stream)
-        yield line, Place(file, line=number, offset=offset)
-        number += 1
-
-
-def _outcome_of_line(line: bytes, place: Place, kind: str, reading: Reading) -> Outcome:
-    if len(line) > reading.max_record_bytes:
-        return Rejected("record_too_large", place, f"above {reading.max_record_bytes} bytes")
-    if kind == "jsonl":
-        return from_json_line(line, place, reading)
-    text = decoded(_without_break(line), place)
-    return text if isinstance(text, Rejected) else checked(text, place)
-
-
-def _outcome_of_block(lines: list[bytes], size: int, place: Place, reading: Reading) -> Outcome:
-    if size > reading.max_record_bytes:
-        return Rejected("record_too_large", place, f"above {reading.max_record_bytes} bytes")
-    text = decoded(_without_break(b"".join(lines)), place)
-    return text if isinstance(text, Rejected) else checked(text, place)
-
-
-def is_blank(line: bytes) -> bool:
-    """Whether a line separates blocks."""
-    return line in (b"\n", b"\r\n")
-
-
-def read_blocks(stream: BinaryIO, file: str, first_line: int, end: int, reading: Reading) -> Iterator[Outcome]:
-    """Runs of non-blank lines whose first line begins before `end`; the stream stands at a block's edge."""
-    lines: list[bytes] = []
-    size = 0
-    place = Place(file)
-    # A block that has begun is read to its own end, past `end`.
-    for line, here in read_lines(stream, file, first_line, 1 << 62, reading.max_record_bytes):
-        if is_blank(line):
-            if lines:
-                yield _outcome_of_block(lines, size, place, reading)
-            lines, size = [], 0
-        if not lines and here.offset is not None and here.offset >= end:
-            return
-        if is_blank(line):
-            continue
-        if not lines:
-            place = here
-        size += len(line)
-        if size <= reading.max_record_bytes or not lines:
-            lines.append(line)
-    if lines:
-        yield _outcome_of_block(lines, size, place, reading)
-
-
-def read_records(
-    stream: BinaryIO, file: str, kind: str, first_line: int, end: int, reading: Reading
-) -> Iterator[Outcome]:
-    """Documents of a stream of lines or blocks that stands at the beginning of one."""
-    if kind == "text" and reading.text_unit == "block":
-        yield from read_blocks(stream, file, first_line, end, reading)
-        return
-    for line, place in read_lines(stream, file, first_line, end, reading.max_record_bytes):
-        yield _outcome_of_line(line, place, kind, reading)
-
-
-def seek_record(stream: BinaryIO, start: int, end: int, by_block: bool) -> bool:
-    """Moves to the first record that begins in [start, end); False when none does.
-
-    Looks at no more than the range itself and the three bytes before it, however long a line is.
-    """
-    if start == 0:
-        stream.seek(0)
-        return True
-    if by_block:
-        stream.seek(max(0, start - 3))
-        before = stream.read(start - stream.tell())
-        if before.endswith((b"\n\n", b"\n\r\n")) or before in (b"\n", b"\r\n"):
-            return True
-        if before.endswith(b"\n\r") or before == b"\r":  # the range may begin inside a blank line's break
-            stream.seek(start - 1)
-            if is_blank(stream.readline(2)):
-                return stream.tell() < end
-    stream.seek(start - 1)
-    while (position := stream.tell()) < end:
-        line = stream.readline(min(READ_BYTES, end - position))
-        if not line.endswith(b"\n"):
-            if not line:
-                return False
-            continue
-        following = stream.tell()
-        if not by_block:
-            return following < end
-        if is_blank(stream.readline(2)):
-            return stream.tell() < end
-        stream.seek(following)
-    return False

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from data_prep.sources.archives import open_input
 from data_prep.sources.files import InputFile
-from data_prep.sources.records import READ_BYTES, LargeRecord, Outcome, Place, Rejected, checked, decoded
+from data_prep.sources.long_records import check_long
+from data_prep.sources.records import READ_BYTES, Outcome, Place, Rejected, checked, decoded
 
 LARGE_BYTES = 1 << 25  # above this a document is streamed and never held as a whole
 
@@ -22,26 +23,16 @@ def _chunks(file: InputFile) -> Iterator[str]:
 
 
 def _check_large(file: InputFile, place: Place) -> Outcome:
-    """One pass over a large file before any of it is used."""
-    stream, watch = open_input(file)
-    blank = True
-    with stream:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        position = 0
-        try:
+    """The archive is read to its end first, so that damage there is known."""
+    if file.compression:
+        stream, watch = open_input(file)
+        size = 0
+        with stream:
             while data := stream.read(READ_BYTES):
-                text = decoder.decode(data)
-                blank = blank and (not text or text.isspace())
-                if "\0" in text:
-                    return Rejected("nul_byte", place, f"after byte {position}")
-                position += len(data)
-            if watch is None or watch.damage is None:
-                decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return Rejected("invalid_utf8", place, f"after byte {position}")
-        if watch is not None and watch.damage is not None:
-            return Rejected(watch.damage, place, f"after {position} bytes of text")
-    return Rejected("empty", place) if blank else LargeRecord(lambda: _chunks(file), place)
+                size += len(data)
+            if watch is not None and watch.damage is not None:
+                return Rejected(watch.damage, place, f"after {size} bytes of text")
+    return check_long(lambda: _chunks(file), place)
 
 
 def read_file(file: InputFile) -> Outcome:

@@ -11,8 +11,8 @@ from data_prep.build import worker
 from data_prep.build.worker import SplitPart, Worker, WorkerSetup
 from data_prep.filters import Filters
 from data_prep.sources import whole_files
-from data_prep.sources.corpus import FilesPiece
 from data_prep.sources.files import find_files
+from data_prep.sources.pieces import FilesPiece
 from data_prep.sources.records import Reading, Rejected
 from data_prep.tokenizer import Tokenizer, TokenizerSpec
 
