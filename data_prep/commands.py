@@ -12,10 +12,6 @@ from typing import Any
 
 from data_prep import combine, show, training
 from data_prep import verify as verification
-from data_prep.build.job import Job, finished_manifest
-from data_prep.build.job import tokenize as run_job
-from data_prep.build.pool import default_workers
-from data_prep.build.ranks import find_rank
 from data_prep.errors import DataError
 from data_prep.filters import Filters
 from data_prep.manifest import REPORT_NAME, Manifest, load_manifest
@@ -24,6 +20,10 @@ from data_prep.sources.corpus import Corpus, TableSource
 from data_prep.sources.files import InputFile, find_files, listing_fingerprint
 from data_prep.sources.records import LargeRecord, Reading, Rejected
 from data_prep.tokenizer import TokenizerSpec, load_spec
+from data_prep.tokenizing.job import Job, finished_manifest
+from data_prep.tokenizing.job import tokenize as run_job
+from data_prep.tokenizing.pool import default_workers
+from data_prep.tokenizing.ranks import find_rank
 
 
 def _corpus(arguments: argparse.Namespace) -> Corpus:

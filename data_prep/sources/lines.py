@@ -19,7 +19,7 @@ from data_prep.sources.records import (
 
 
 def _without_break(line: bytes) -> bytes:
-    return line.removesuffix(b"\n").removesuffix(b"\r")
+    return line.removesuffix(b"\r\n" if line.endswith(b"\r\n") else b"\n")
 
 
 def _skip_line(stream: BinaryIO) -> None:

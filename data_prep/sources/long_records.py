@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from data_prep.sources.records import READ_BYTES, LargeRecord, Outcome, Place, Reading, Rejected, from_fields
+from data_prep.sources.records import READ_BYTES, LargeRecord, Outcome, Place, Reading, Rejected, fault, from_fields
 
 Opener = Callable[[], BinaryIO]
 
@@ -28,21 +28,20 @@ def check_long(parts: Callable[[], Iterator[str]], place: Place) -> Outcome:
     """The document whose text `parts()` yields, unless it is blank, holds NUL, or is not text."""
     blank = True
     position = 0
+    rejected: Rejected | None = None  # for a character; what cannot be decoded at all is told before it
     try:
         for text in parts():
-            if "\0" in text:
-                return Rejected("nul_byte", place, f"character {position + text.index(chr(0))}")
-            if not text.isascii():
-                text.encode()
+            if rejected is None and (found := fault(text)) is not None:
+                rejected = Rejected(found[0], place, f"character {position + found[1]}")
             blank = blank and (not text or text.isspace())
             position += len(text)
     except UnicodeDecodeError:
         return Rejected("invalid_utf8", place, f"after character {position}")
-    except UnicodeEncodeError as error:
-        return Rejected("lone_surrogate", place, f"character {position + error.start}")
     except ValueError as error:
         return Rejected("invalid_json", place, " ".join(str(error).split())[:200])
-    return Rejected("empty", place) if blank else LargeRecord(parts, place)
+    if blank:
+        return Rejected("empty", place)
+    return rejected or LargeRecord(parts, place)
 
 
 def _blocks(reopen: Opener, start: int, end: int) -> Iterator[bytes]:
@@ -125,7 +124,12 @@ def long_json_line(reopen: Opener, start: int, end: int, place: Place, reading: 
     """The document in the JSON object at bytes [start, end); all but its long strings must fit in memory."""
     outline = _Outline()
     rest = b""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     for block in _blocks(reopen, start, end):
+        try:
+            decoder.decode(block)
+        except UnicodeDecodeError:
+            return Rejected("invalid_utf8", place)
         block = rest + block
         # An odd number of backslashes at the end begins an escape that the next block completes.
         slashes = len(block) - len(block.rstrip(b"\\"))
@@ -136,6 +140,7 @@ def long_json_line(reopen: Opener, start: int, end: int, place: Place, reading: 
             return Rejected("record_too_large", place, detail)
     outline.add(rest)
     try:
+        decoder.decode(b"", final=True)
         text = outline.text.decode("utf-8")
         value = json.loads(text if start else text.removeprefix("\ufeff"))
     except UnicodeDecodeError:

@@ -67,17 +67,24 @@ class Rejected:
 Outcome = Record | LargeRecord | Rejected
 
 
-def checked(text: str, place: Place, fields: dict[str, Any] | None = None) -> Outcome:
-    """The record, unless its text is empty, holds NUL, or is not encodable."""
-    if not text or text.isspace():
-        return Rejected("empty", place)
-    if "\0" in text:
-        return Rejected("nul_byte", place, f"character {text.index(chr(0))}")
+def fault(text: str) -> tuple[str, int] | None:
+    """The first character that keeps a text from being tokenized: (reason, its index)."""
+    nul = text.find("\0")
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return Rejected("lone_surrogate", place, f"character {error.start}")
+            if nul < 0 or error.start < nul:
+                return "lone_surrogate", error.start
+    return ("nul_byte", nul) if nul >= 0 else None
+
+
+def checked(text: str, place: Place, fields: dict[str, Any] | None = None) -> Outcome:
+    """The record, unless its text is empty, holds NUL, or is not encodable."""
+    if not text or text.isspace():
+        return Rejected("empty", place)
+    if (found := fault(text)) is not None:
+        return Rejected(found[0], place, f"character {found[1]}")
     return Record(text, place, fields)
 
 

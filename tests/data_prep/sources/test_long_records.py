@@ -47,7 +47,7 @@ def summary(outcome: Outcome) -> tuple[str, str | None]:
 
 @given(parts=PARTS, escaped=st.booleans(), block=st.integers(1, 50), cut=st.integers(0, 3))
 @settings(
-    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 def test_a_streamed_json_line_is_what_a_held_one_is(
     parts: list[str], escaped: bool, block: int, cut: int, monkeypatch: pytest.MonkeyPatch

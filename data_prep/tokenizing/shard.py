@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from data_prep.build.worker import PieceResult
 from data_prep.durable import atomic_file, fsync_folder, sha256_of_file, write_atomic
 from data_prep.errors import DataError
 from data_prep.manifest import REPORT_NAME, Shard
 from data_prep.megatron import write_index
 from data_prep.sources.records import Rejected
 from data_prep.split import SPLITS
+from data_prep.tokenizing.worker import PieceResult
 
 _COMMIT_SECONDS = 1.0
 _FILES = [*(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "lengths")), REPORT_NAME]

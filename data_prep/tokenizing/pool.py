@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from data_prep.build.worker import WorkerSetup, start_worker
 from data_prep.errors import DataError
+from data_prep.tokenizing.worker import WorkerSetup, start_worker
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

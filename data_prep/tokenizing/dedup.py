@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.build.worker import PieceHashes
 from data_prep.durable import atomic_file, write_atomic
+from data_prep.tokenizing.worker import PieceHashes
 
 # A document's place: piece number in the high half, position in the piece in the low half.
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<u8")])

@@ -9,8 +9,8 @@ from types import TracebackType
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.build.ranks import Rank
-from data_prep.build.worker import PieceResult
+from data_prep.tokenizing.ranks import Rank
+from data_prep.tokenizing.worker import PieceResult
 
 _LOG_SECONDS = 30.0  # between lines where standard error is a file
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.build.ranks import Rank, find_rank
 from data_prep.errors import DataError
+from data_prep.tokenizing.ranks import Rank, find_rank
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.build import worker
-from data_prep.build.worker import SplitPart, Worker, WorkerSetup
 from data_prep.filters import Filters
 from data_prep.sources import whole_files
 from data_prep.sources.files import find_files
 from data_prep.sources.pieces import FilesPiece
 from data_prep.sources.records import Reading, Rejected
 from data_prep.tokenizer import Tokenizer, TokenizerSpec
+from data_prep.tokenizing import worker
+from data_prep.tokenizing.worker import SplitPart, Worker, WorkerSetup
 
 TEXT = ("größer " * 20 + "a" * 300 + " word\n") * 800
 

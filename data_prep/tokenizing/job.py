@@ -1,7 +1,7 @@
 """The tokenization job of one process: its shards, and for process 0 the merge.
 
 folder/.building/job.json           settings of the job that began here
-folder/.building/shard-00000/       a shard on its way (see `data_prep.build.shard`)
+folder/.building/shard-00000/       a shard on its way (see `data_prep.tokenizing.shard`)
 folder/.building/rank-00000.lock    held by the process of that rank
 folder/manifest.json                written last; its presence means finished
 """
@@ -16,13 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.build import dedup
-from data_prep.build.merge import write_dataset
-from data_prep.build.pool import Pool, worker_pool
-from data_prep.build.progress import Display
-from data_prep.build.ranks import Meeting, Rank
-from data_prep.build.shard import ShardWriter
-from data_prep.build.worker import WorkerSetup, hash_piece, tokenize_piece
 from data_prep.durable import write_atomic
 from data_prep.errors import DataError
 from data_prep.filters import Filters
@@ -32,6 +25,13 @@ from data_prep.sources.corpus import Corpus, Span
 from data_prep.sources.files import listing_fingerprint
 from data_prep.sources.pieces import Piece
 from data_prep.tokenizer import Tokenizer, TokenizerSpec
+from data_prep.tokenizing import dedup
+from data_prep.tokenizing.merge import write_dataset
+from data_prep.tokenizing.pool import Pool, worker_pool
+from data_prep.tokenizing.progress import Display
+from data_prep.tokenizing.ranks import Meeting, Rank
+from data_prep.tokenizing.shard import ShardWriter
+from data_prep.tokenizing.worker import WorkerSetup, hash_piece, tokenize_piece
 
 
 @dataclass(frozen=True)
