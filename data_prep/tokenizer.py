@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_prep.errors import DataError
 from data_prep.manifest import MANIFEST_NAME, TokenizerRecord, load_manifest
 
@@ -21,6 +24,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` taken literally."""
+        ...
+
+    def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        """`encode` of each text, on the calling thread."""
         ...
 
     def decode(self, ids: list[int]) -> str:

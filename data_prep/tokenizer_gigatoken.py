@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
@@ -38,13 +41,21 @@ class GigatokenTokenizer:
         except Exception as error:  # a beta library may raise anything on a file that it does not support
             raise DataError(f"--backend gigatoken cannot load {spec.path} ({' '.join(str(error).split())})") from error
         self._fast = fast
-        self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        self._spellings = spellings
+        # Of hundreds of spellings this is quick to look for.
+        self._prefix = os.path.commonprefix(spellings)  # noqa: RUF071 (no paths)
 
     def encode(self, text: str) -> list[int]:
-        if self._special.search(text) or not text:
-            return self._reference.encode(text)
-        ids: list[int] = self._fast.encode(text).tolist()
+        ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
+
+    def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        return [
+            np.array(self._reference.encode(text), dtype=np.uint32)
+            if not text or (self._prefix in text and any(spelling in text for spelling in self._spellings))
+            else self._fast.encode(text)
+            for text in texts
+        ]
 
     def decode(self, ids: list[int]) -> str:
         return self._reference.decode(ids)

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_prep.durable import sha256_of_file
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
@@ -66,6 +69,11 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        # Without offsets into the text, which cost a sixth of the time.
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_prep.durable import sha256_of_file
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
@@ -48,6 +51,9 @@ class SentencePieceTokenizer:
             ids += self._meta_space_ids
             ids += self._model.encode(part)
         return ids
+
+    def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._model.decode(ids)

@@ -6,6 +6,9 @@ import base64
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_prep.durable import sha256_of_file
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
@@ -96,6 +99,9 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return self._tiktoken.encode_ordinary(text)
+
+    def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        return [self._tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts]
 
     def decode(self, ids: list[int]) -> str:
         return self._tiktoken.decode([id_ for id_ in ids if id_ != self.eos_id])

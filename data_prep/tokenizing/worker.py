@@ -5,18 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import connection, parent_process
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from data_prep.errors import DataError
 from data_prep.filters import Filters, Predicate
 from data_prep.megatron import TOKEN_DTYPES
 from data_prep.segments import segments, segments_of_chunks
@@ -24,8 +19,8 @@ from data_prep.sources.pieces import Piece
 from data_prep.sources.records import LargeRecord, Reading, Record, Rejected
 from data_prep.split import SPLITS, SplitKey
 from data_prep.tokenizer import Tokenizer, TokenizerSpec, load_spec
+from data_prep.tokenizing.encoding import Encoder
 
-_SPILL_BYTES = 1 << 24
 _HASHED_BYTES = 16
 
 
@@ -69,38 +64,6 @@ class PieceHashes:
     keys: list[int]
 
 
-@dataclass
-class _Tokens:
-    """Tokens of one split as they come; beyond 16 MiB they go to a file."""
-
-    dtype: np.dtype[np.generic]
-    spill: Path
-    blocks: list[bytes] = field(default_factory=list)
-    held: int = 0
-    file: Path | None = None
-
-    def add(self, tokens: NDArray[np.generic]) -> None:
-        self.blocks.append(tokens.astype(self.dtype, copy=False).tobytes())
-        self.held += len(self.blocks[-1])
-        if self.held > _SPILL_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.file is None:
-            descriptor, name = tempfile.mkstemp(dir=self.spill)
-            os.close(descriptor)
-            self.file = Path(name)
-        with self.file.open("ab") as stream:
-            stream.writelines(self.blocks)
-        self.blocks, self.held = [], 0
-
-    def result(self) -> bytes | Path:
-        if self.file is None:
-            return b"".join(self.blocks)
-        self._flush()
-        return self.file
-
-
 class Worker:
     """State of a worker process."""
 
@@ -109,7 +72,7 @@ class Worker:
         self.tokenizer: Tokenizer = load_spec(setup.tokenizer)
         self.predicate: Predicate | None = setup.filters.load()
         self.dtype = TOKEN_DTYPES[setup.dtype]
-        self.prefix = [self.tokenizer.bos_id] if setup.add_bos and self.tokenizer.bos_id is not None else []
+        self.bos_id = self.tokenizer.bos_id if setup.add_bos else None
 
     def _parts(self, record: Record | LargeRecord) -> Iterator[str]:
         """Text of a document in parts that encode independently."""
@@ -148,8 +111,7 @@ class Worker:
 
     def tokens(self, piece: Piece, duplicates: frozenset[int]) -> PieceResult:
         """Tokenizes a piece, without the documents at the places in `duplicates`."""
-        out = {split: _Tokens(self.dtype, self.setup.spill) for split in SPLITS}
-        lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+        encoder = Encoder(self.tokenizer, self.bos_id, self.dtype, self.setup.spill)
         text_bytes = dict.fromkeys(SPLITS, 0)
         rejected: list[Rejected] = []
         left_out: Counter[str] = Counter()
@@ -166,42 +128,10 @@ class Worker:
                 content.update(utf8)
             content.update(size.to_bytes(8, "little"))
             split = split_key.split(self.setup.validation_fraction)
-            tokens = out[split]
-            count = 0
-            for ids in self._encoded(record):
-                tokens.add(ids)
-                count += len(ids)
-            lengths[split].append(self._checked_length(count, record))
+            encoder.add(self._parts(record), split, record.place)
             text_bytes[split] += size
-        parts = {
-            split: SplitPart(out[split].result(), np.array(lengths[split], "<i4").tobytes(), text_bytes[split])
-            for split in SPLITS
-        }
+        parts = {split: SplitPart(*encoder.result(split), text_bytes[split]) for split in SPLITS}
         return PieceResult(parts, rejected, left_out, content.digest())
-
-    def _encoded(self, record: Record | LargeRecord) -> Iterator[NDArray[np.int64]]:
-        held = list(self.prefix)
-        for part in self._parts(record):
-            held += self.tokenizer.encode(part)
-            if len(held) > 1 << 20:
-                yield self._checked_ids(held, record)
-                held = []
-        held.append(self.tokenizer.eos_id)
-        yield self._checked_ids(held, record)
-
-    def _checked_ids(self, ids: list[int], record: Record | LargeRecord) -> NDArray[np.int64]:
-        array = np.array(ids, dtype=np.int64)
-        if array.min() < 0 or array.max() >= self.tokenizer.vocab_size:
-            raise DataError(
-                f"{record.place.file}: the tokenizer gave id {array.max()} (least {array.min()}), "
-                f"outside its vocabulary of {self.tokenizer.vocab_size}"
-            )
-        return array
-
-    def _checked_length(self, count: int, record: Record | LargeRecord) -> int:
-        if count >= 1 << 31:
-            raise DataError(f"{record.place.file}: a document of {count} tokens; the index format holds 2^31 - 1")
-        return count
 
     def hashes(self, piece: Piece) -> PieceHashes:
         """Hashes of the documents that the filters keep."""

@@ -100,6 +100,7 @@ def test_tricky_text_comes_back_exactly(any_tokenizer: Tokenizer, text: str) -> 
 def test_any_text_comes_back_exactly(kind: str, text: str, tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers_by_kind[kind]
     ids = tokenizer.encode(text)
+    assert [found.tolist() for found in tokenizer.encode_batch([text, "x", text])[::2]] == [ids, ids]
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_id not in ids
     assert all(0 <= id_ < tokenizer.vocab_size for id_ in ids)

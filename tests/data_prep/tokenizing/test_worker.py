@@ -13,7 +13,7 @@ from data_prep.sources.files import find_files
 from data_prep.sources.pieces import FilesPiece
 from data_prep.sources.records import Reading, Rejected
 from data_prep.tokenizer import Tokenizer, TokenizerSpec
-from data_prep.tokenizing import worker
+from data_prep.tokenizing import encoding
 from data_prep.tokenizing.worker import SplitPart, Worker, WorkerSetup
 
 TEXT = ("größer " * 20 + "a" * 300 + " word\n") * 800
@@ -44,7 +44,8 @@ def test_a_streamed_document_gives_what_a_held_one_gives(
     held = one_worker.tokens(piece_of(path), frozenset())
     hashes = one_worker.hashes(piece_of(path))
     monkeypatch.setattr(whole_files, "LARGE_BYTES", 100_000)
-    monkeypatch.setattr(worker, "_SPILL_BYTES", 50_000)
+    monkeypatch.setattr(encoding, "_SPILL_BYTES", 50_000)
+    monkeypatch.setattr(encoding, "_BATCH_CHARS", 20_000)
     streamed = one_worker.tokens(piece_of(path), frozenset())
     assert isinstance(streamed.splits["train"].tokens, Path)
     assert tokens_of(streamed.splits["train"]) == tokens_of(held.splits["train"])
