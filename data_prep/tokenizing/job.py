@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.durable import write_atomic
+from data_prep.durable import make_folder, write_atomic
 from data_prep.errors import DataError
 from data_prep.filters import Filters
 from data_prep.manifest import BUILDING, MANIFEST_NAME, Inputs, Manifest, load_manifest
@@ -126,8 +126,8 @@ def _reject_if_strict(job: Job, rejected: list[Any]) -> None:
 
 def _hash_shard(job: Job, pool: Pool, span: Span, number: int, spill: Path) -> None:
     folder = job.shard_folder(number)
-    folder.mkdir(exist_ok=True)
-    if dedup.hashes_path(folder).exists():
+    make_folder(folder)
+    if dedup.is_hashed(folder):
         return
     tasks = ((None, (piece,)) for piece in job.corpus.pieces(span, spill))
     dedup.write_hashes(folder, (result for _, result in pool.in_order(hash_piece, tasks)))
@@ -181,7 +181,7 @@ def _build(job: Job, rank: Rank, workers: int, inputs: Inputs, meeting: Meeting)
                 _hash_shard(job, pool, span, number, spill)
             marker = job.building / "duplicates.done"
             if rank.rank == 0 and not marker.exists():
-                meeting.wait(lambda: all(dedup.hashes_path(folder).exists() for folder in folders), "hashing")
+                meeting.wait(lambda: all(dedup.is_hashed(folder) for folder in folders), "hashing")
                 dedup.find_duplicates(folders)
                 write_atomic(marker, b"")
             meeting.wait(marker.exists, "finding duplicates")
@@ -220,7 +220,7 @@ def tokenize(job: Job, rank: Rank, workers: int) -> Manifest | None:
     if (manifest := finished_manifest(job, inputs)) is not None:
         return manifest
     try:
-        job.building.mkdir(parents=True, exist_ok=True)
+        make_folder(job.building)
         meeting = Meeting(job.building, rank)
     except OSError as error:
         raise DataError(f"{job.building}: cannot be written ({error.strerror})") from error

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data_prep.durable import atomic_file, fsync_folder
+from data_prep.durable import atomic_file, fsync_folder, remove_leftovers
 from data_prep.errors import DataError
 from data_prep.manifest import REPORT_NAME, Manifest, Shard, Split
 from data_prep.sources.corpus import Corpus
@@ -61,6 +61,7 @@ def write_dataset(out: Path, folders: list[Path], corpus: Corpus, tokenizer_file
             )
     _write_report(out / REPORT_NAME, [folder / REPORT_NAME for folder in folders], corpus)
     _copy_file(tokenizer_file, out / tokenizer_file.name)
+    remove_leftovers(out)
     fsync_folder(out)
     finished = replace(
         manifest,

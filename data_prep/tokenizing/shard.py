@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from data_prep.durable import atomic_file, fsync_folder, sha256_of_file, write_atomic
+from data_prep.durable import atomic_file, fsync_folder, make_folder, sha256_of_file, write_atomic
 from data_prep.errors import DataError
 from data_prep.manifest import REPORT_NAME, Shard
 from data_prep.megatron import write_index
@@ -69,7 +69,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         self._lock = (folder / "lock").open("wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -58,10 +59,10 @@ class PieceResult:
 
 @dataclass
 class PieceHashes:
-    """Hash (16 bytes) of each document of a piece, for deduplication; `keys` are its places in the piece."""
+    """Hash (16 bytes) of each document of a piece, for deduplication; `keys` (uint32) are its places in the piece."""
 
     hashes: bytes
-    keys: list[int]
+    keys: bytes
 
 
 class Worker:
@@ -135,14 +136,14 @@ class Worker:
 
     def hashes(self, piece: Piece) -> PieceHashes:
         """Hashes of the documents that the filters keep."""
-        hashes, keys = [], []
+        hashes, keys = bytearray(), array("I")
         for key, record in self.documents(piece, [], Counter()):
             digest = hashlib.blake2b(digest_size=_HASHED_BYTES)
             for text in self._texts(record):
                 digest.update(text.encode())
-            hashes.append(digest.digest())
+            hashes += digest.digest()
             keys.append(key)
-        return PieceHashes(b"".join(hashes), keys)
+        return PieceHashes(bytes(hashes), keys.tobytes())
 
 
 def _append_rejected(rejected: list[Rejected], new: Rejected) -> None:
