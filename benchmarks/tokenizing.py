@@ -34,9 +34,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from data_prep.sources import stdlib
+from benchmarks.corpus import texts, train_tokenizer
 
 _RAW_BATCH = 64  # documents
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans become ours, so that their CPU time can be counted
@@ -49,53 +48,20 @@ class Rate(NamedTuple):
     cpu: float
 
 
-def _texts(size: int) -> list[str]:
-    """Documents of about 3 KB, `size` bytes in all."""
-    found: list[str] = []
-    root = stdlib.stdlib_root()
-    for path in stdlib.stdlib_files(root):
-        try:
-            text = path.read_bytes().decode()
-        except UnicodeDecodeError:
-            continue
-        found += [text[start : start + 3000] for start in range(0, len(text), 3000)]
-    texts: list[str] = []
-    total = 0
-    while total < size:
-        for text in found:
-            texts.append(f"{len(texts)}\n{text}")  # no two the same
-            total += len(text)
-            if total >= size:
-                break
-    return texts
-
-
-def _train(path: Path, texts: list[str]) -> None:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=8192, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts[:1500], trainer)
-    tokenizer.save(str(path))
-
-
 def _encode_only(corpus: Path, tokenizer_file: Path, size: int) -> tuple[float, float]:
     """Bytes per second, and per CPU second, of a process that does nothing but encode; `size` bytes of the corpus."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    texts = []
+    documents = []
     with corpus.open() as lines:
         while size > 0:
-            texts.append(json.loads(next(lines))["text"])
-            size -= len(texts[-1])
+            documents.append(json.loads(next(lines))["text"])
+            size -= len(documents[-1])
     begun, cpu = time.perf_counter(), time.process_time()
-    for start in range(0, len(texts), _RAW_BATCH):
-        for one in tokenizer.encode_batch_fast(texts[start : start + _RAW_BATCH], add_special_tokens=False):
+    for start in range(0, len(documents), _RAW_BATCH):
+        for one in tokenizer.encode_batch_fast(documents[start : start + _RAW_BATCH], add_special_tokens=False):
             one.ids  # noqa: B018 (the ids become a list here)
-    done = sum(len(text.encode()) for text in texts)
+    done = sum(len(text.encode()) for text in documents)
     return done / (time.perf_counter() - begun), done / (time.process_time() - cpu)
 
 
@@ -213,13 +179,14 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        texts = _texts(arguments.megabytes * 1_000_000)
-        size = sum(len(text.encode()) for text in texts)
         corpus, tokenizer_file = folder / "corpus.jsonl", folder / "tokenizer.json"
-        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        _train(tokenizer_file, texts)
+        size = 0
+        with corpus.open("w") as file:
+            for text in texts(arguments.megabytes * 1_000_000):
+                file.write(json.dumps({"text": text}) + "\n")
+                size += len(text.encode())
+        train_tokenizer(tokenizer_file)
         _parts(corpus, workers)
-        del texts
         ways = [way for way in arguments.ways if importlib.util.find_spec(_WAYS[way][0]) is not None]
         rates: dict[str, list[Rate]] = {}
         for _ in range(arguments.rounds):
