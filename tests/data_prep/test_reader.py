@@ -3,7 +3,9 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.errors import DataError
-from data_prep.manifest import load_manifest
+from data_prep.manifest import Split, load_manifest
 from data_prep.reader import open_split
 from tests.support.datasets import write_dataset
 
@@ -55,6 +57,30 @@ def test_more_shards_than_open_files(tmp_path: Path) -> None:
     write_dataset(tmp_path, {"train": [np.full(2, shard) for shard in range(1500)]})
     windows = open_split(tmp_path, "train").windows(np.arange(0, 3000, 2), 2)
     assert np.array_equal(windows[:, 0], np.arange(1500))
+
+
+def test_a_hundred_thousand_shards_open_in_seconds(tmp_path: Path) -> None:
+    """Hard links to one pair stand for the shards: their number is what costs time."""
+    made = write_dataset(tmp_path, {"train": [np.arange(8)]})
+    shards = []
+    for number in range(100_000):
+        prefix = f"{number // 1000:03}/{number:06}"
+        if number % 1000 == 0:
+            (tmp_path / prefix).parent.mkdir()
+            for suffix in ("bin", "idx"):  # a file can have some 65,000 links
+                content = (tmp_path / f"corpus-train-00000.{suffix}").read_bytes()
+                (tmp_path / f"{prefix}.{suffix}").write_bytes(content)
+            first = prefix
+        else:
+            (tmp_path / f"{prefix}.bin").hardlink_to(tmp_path / f"{first}.bin")
+        shards.append(replace(made.splits["train"].shards[0], prefix=prefix))
+    split = Split(tokens=800_000, documents=100_000, text_bytes=None, shards=tuple(shards))
+    replace(made, splits={"train": split}).save(tmp_path)
+    begun = time.process_time()  # of the CPU, which other work on the machine does not stretch
+    opened = open_split(tmp_path, "train")
+    windows = opened.windows(np.array([0, 799_996, 400_004]), 4)
+    assert time.process_time() - begun < 10
+    assert windows.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize("bounded", [True, False])

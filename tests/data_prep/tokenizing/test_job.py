@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -94,20 +96,34 @@ def test_documents_come_out_in_order_and_complete(
     ]
 
 
+# What a launcher tells process `rank` of three.
+ENVIRONMENTS: dict[str, Callable[[int], dict[str, str]]] = {
+    "by hand": lambda rank: {"RANK": str(rank), "WORLD_SIZE": "3"},
+    # srun --nodes 2 --ntasks 3, as Slurm 22.05 sets it
+    "srun": lambda rank: {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "2,1",
+        "SLURM_NTASKS": "3",
+    },
+}
+
+
+@pytest.mark.parametrize("environment", sorted(ENVIRONMENTS))
 def test_same_bytes_from_three_processes_with_two_workers(
-    tmp_path: Path, corpus: Path, model_file: Path, slow_filter: str, expected: dict[str, bytes]
+    environment: str, tmp_path: Path, corpus: Path, model_file: Path, slow_filter: str, expected: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
     line = command(corpus, model_file, out, "--filter", slow_filter, "--workers", 2)
     ranks = [
         subprocess.Popen(
-            line, cwd=ROOT, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"}, stderr=subprocess.PIPE
+            line, cwd=ROOT, env={**os.environ, **ENVIRONMENTS[environment](rank)}, stderr=subprocess.PIPE, text=True
         )
         for rank in range(3)
     ]
     for process in ranks:
         _, stderr = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == 0, stderr.decode()
+        assert process.returncode == 0, stderr
     assert files_of(out) == expected
 
 
@@ -153,6 +169,28 @@ def test_killed_again_and_again_it_goes_on_and_ends_the_same(
     assert files_of(out) == expected
     # Not everything was read again: what the journal vouched for was kept.
     assert size_of(log) - seen < total - 100
+
+
+def test_a_worker_that_dies_is_one_line_and_can_be_gone_on_from(
+    tmp_path: Path, corpus: Path, model_file: Path, slow_filter: str, expected: dict[str, bytes]
+) -> None:
+    """As the kernel does when memory runs out."""
+    out, log = tmp_path / "out", tmp_path / "log"
+    line = command(corpus, model_file, out, "--filter", slow_filter, "--workers", 2)
+    slow = {**os.environ, "FILTER_SECONDS": "0.01", "FILTER_LOG": str(log)}
+    process = subprocess.Popen(line, cwd=ROOT, env=slow, stderr=subprocess.PIPE, text=True)
+    while not size_of(log):
+        time.sleep(0.01)
+    workers = [pid for pid in children_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[0], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2
+    errors = [text for text in stderr.splitlines() if text.startswith("error:")]
+    assert errors == [
+        "error: a worker process ended by itself (out of memory, or killed); run the same command again to go on"
+    ]
+    assert run(line).returncode == 0
+    assert files_of(out) == expected
 
 
 def size_of(path: Path) -> int:
