@@ -83,6 +83,12 @@ class Manifest:
     settings: dict[str, Any]  # everything else that determines the tokens
     command: str
 
+    @property
+    def separator_id(self) -> int | None:
+        """The token before every document: BOS where documents begin with it, otherwise EOS of the one before."""
+        tokenizer = self.tokenizer
+        return tokenizer.bos_id if tokenizer.rule.startswith("bos") else tokenizer.eos_id
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over what determines the token stream: dtype, tokenizer, each shard's checksum in order."""

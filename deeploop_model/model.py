@@ -1,42 +1,74 @@
-"""The looped GPT: K stored blocks, applied R rounds.
+"""The looped GPT: an optional prelude, K stored blocks applied R rounds, an optional coda. One forward pass for all.
 
-    x = RMSNorm(E[tokens])                 (norm after; plain E[tokens] where the norm sits before)
+    x = RMSNorm(E[tokens] (+ P[positions]))       (norm after; no RMSNorm here where the norm sits before)
+    e = x = prelude(x)
     for round r in 1..R:
+        x <- inject(x, e)                         (with injection)
+        x <- x + U[r]                             (with a round embedding)
         for block k in 1..K:
             x <- RMSNorm(alpha*x + Attention_k(x))
             x <- RMSNorm(alpha*x + FeedForward_k(x))
+    x = coda(x)
     logits = x E^T
 
-alpha and beta belong to the N = K*R of the config, that of training. A forward pass with another number of rounds
-uses the same alpha.
+Blocks of prelude and coda are blocks like the others, with weights of their own and visited once. alpha and beta
+belong to the N = P + K*R + C of the config, that of training. A forward pass with another number of rounds uses the
+same alpha.
 
-Shape suffixes: B batch, T time, D d_model, V vocabulary.
+U has one row per round of training and starts at zero; rounds past the last row take the last row.
+
+Shape suffixes: B batch, T time, D d_model, R rounds, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop_model.blocks import Block, RMSNorm, stream_dtype
+from deeploop_model.blocks import Block
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.decoding import cached_pass
+from deeploop_model.early_exit import EarlyExit
+from deeploop_model.embedding import TokenEmbedding
 from deeploop_model.errors import ModelConfigError
 from deeploop_model.init import initialise
-from deeploop_model.recompute import RecomputePolicy, check_policy, recomputed
-from deeploop_model.rotary import RotaryTable, rotary_table
+from deeploop_model.injection import Injection
+from deeploop_model.kv_cache import CacheSlot, KVCache
+from deeploop_model.norm import RMSNorm, stream_dtype
+from deeploop_model.recompute import RecomputePolicy, check_policy, recomputed, under_policy
+from deeploop_model.round_loss import RoundLoss, round_weights
+from deeploop_model.sequence import SequenceContext, sequence_context
 
 IGNORED_TARGET = -100
 
+Slots = Sequence[CacheSlot] | None  # of a key-value cache, one per block
 
-@dataclass(frozen=True)
-class ModelOutput:
-    """`logits` [B, T, vocab_size] in the weights' precision; `loss` the mean cross-entropy in nats, or None."""
+
+class ModelOutput(NamedTuple):
+    """What a forward pass gives.
+
+    A tuple, because DeepSpeed looks into tuples for the tensors whose backward pass it prepares, and into no other
+    class: without that ZeRO-1 in bf16 would count earlier micro-batches twice.
+    """
 
     logits: Tensor
+    """[B, T, vocab_size] in the weights' precision."""
     loss: Tensor | None
+    """What training minimises: the mean cross-entropy in nats, over rounds as `round_loss` says."""
+    last_loss: Tensor | None = None
+    """The mean cross-entropy of the last round, without a graph."""
+    rounds: Tensor | None = None
+    """With a cache, the rounds [B, T] that each token ran."""
+
+
+def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mean over kept targets in nats, computed in `dtype`."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten(), ignore_index=IGNORED_TARGET)
 
 
 class DeepLoopModel(nn.Module):
@@ -52,17 +84,32 @@ class DeepLoopModel(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = check_policy(recompute)
-        norm_first = config.rule.norm == "before"
-        self.embedding = nn.Embedding(config.padded_vocab_size, config.d_model)
+        d_model, norm_first = config.d_model, config.rule.norm == "before"
+        self.embedding = TokenEmbedding(config.padded_vocab_size, d_model)
+        self.position_embedding = nn.Embedding(config.context_length, d_model) if config.position == "learned" else None
         # Post-LN visits expect a stream of unit RMS, the first one too (as in BERT); Pre-LN normalises at the end.
-        self.embedding_norm = None if norm_first else RMSNorm(config.d_model, config.norm_eps)
+        self.embedding_norm = None if norm_first else RMSNorm(d_model, config.norm_eps)
+        self.prelude = nn.ModuleList(Block(config) for _ in range(config.num_prelude_blocks))
+        self.injection = None if config.injection == "none" else Injection(config)
+        self.round_embedding = nn.Embedding(config.num_rounds, d_model) if config.round_embedding else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_blocks))
-        self.final_norm = RMSNorm(config.d_model, config.norm_eps) if norm_first else None
-        self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.padded_vocab_size, bias=False)
+        self.coda = nn.ModuleList(Block(config) for _ in range(config.num_coda_blocks))
+        self.final_norm = RMSNorm(d_model, config.norm_eps) if norm_first else None
+        self.head = None if config.tie_embeddings else nn.Linear(d_model, config.padded_vocab_size, bias=False)
         initialise(self, seed)
 
     def forward(
-        self, tokens_BT: Tensor, targets_BT: Tensor | None = None, num_rounds: int | None = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        num_rounds: int | None = None,
+        documents_BT: Tensor | None = None,
+        *,
+        backprop_rounds: int | None = None,
+        round_loss: RoundLoss = "last",
+        cache: KVCache | None = None,
+        new_tokens: Sequence[int] | None = None,
+        early_exit: EarlyExit | None = None,
     ) -> ModelOutput:
         """Logits for every position, and the mean loss where targets are given.
 
@@ -70,52 +117,118 @@ class DeepLoopModel(nn.Module):
             tokens_BT: int64 token ids, T <= context_length.
             targets_BT: int64 ids of the next tokens; -100 is left out of the mean.
             num_rounds: rounds to run; the config's by default. Alpha stays that of training.
+            documents_BT: a document id per token; attention and positions stay within runs of one id.
+            backprop_rounds: b, the last rounds that back-propagation passes through; all by default. The stream that
+                enters them is a constant: the gradient reaches what lies before only through injection.
+            round_loss: which rounds are read out for the loss, see `deeploop_model.round_loss`.
+            cache: keys and values of earlier tokens, which these follow; it fixes the number of rounds.
+            new_tokens: with a cache, the number of real tokens at the start of each row; all T by default.
+            early_exit: with a cache, when tokens stop looping.
         """
-        x_BTD = self.loop(self.embed(tokens_BT), self.config.num_rounds if num_rounds is None else num_rounds)
+        if cache is not None:
+            logits_BTV, rounds_BT = cached_pass(self, tokens_BT, cache, new_tokens, early_exit)
+            return ModelOutput(logits_BTV, None, rounds=rounds_BT)
+        num_rounds = self.config.num_rounds if num_rounds is None else num_rounds
+        weights = round_weights(round_loss, num_rounds, backprop_rounds)
+        sequence = self.sequence(tokens_BT, documents_BT)
+        x_BTD = e_BTD = self.enter(tokens_BT, sequence)
+        losses = []
+        for r, x_BTD in enumerate(self.rounds(e_BTD, sequence, num_rounds, backprop_rounds)):
+            if targets_BT is not None and weights[r] > 0 and r < num_rounds - 1:
+                losses.append(weights[r] * self.round_loss(x_BTD, targets_BT, sequence))
+        x_BTD = self.leave(x_BTD, sequence)
         logits_BTV = self.project(x_BTD)
         if targets_BT is None:
             return ModelOutput(logits_BTV, None)
-        loss = F.cross_entropy(
-            logits_BTV.flatten(0, 1).to(x_BTD.dtype), targets_BT.flatten(), ignore_index=IGNORED_TARGET
-        )
-        return ModelOutput(logits_BTV, loss)
+        last = cross_entropy(logits_BTV, targets_BT, x_BTD.dtype)
+        return ModelOutput(logits_BTV, sum(losses, weights[-1] * last), last_loss=last.detach())
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """The stream before the first round, [B, T, D]."""
-        if tokens_BT.shape[1] > self.config.context_length:
-            raise ModelConfigError(
-                f"context_length: {tokens_BT.shape[1]} tokens were given, the model reads {self.config.context_length}"
-            )
+    def sequence(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> SequenceContext:
+        """What all visits of a forward pass over these tokens share."""
+        return sequence_context(self.config, tokens_BT, stream_dtype(self.embedding.weight), documents_BT)
+
+    def enter(self, tokens_BT: Tensor, sequence: SequenceContext, slots: Slots = None) -> Tensor:
+        """The stream before the first round, [B, T, D]: embedded tokens after the prelude."""
         x_BTD: Tensor = self.embedding(tokens_BT).to(stream_dtype(self.embedding.weight))
-        return x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
+        if self.position_embedding is not None:
+            x_BTD = x_BTD + self.position_embedding(sequence.positions)
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
+        return self.stack_once(self.prelude, x_BTD, sequence, slots)
 
-    def loop(self, x_BTD: Tensor, num_rounds: int) -> Tensor:
-        """Applies the stack of K blocks `num_rounds` times."""
+    def loop(self, e_BTD: Tensor, sequence: SequenceContext, num_rounds: int) -> Tensor:
+        """Applies the stack of K blocks `num_rounds` times to the loop's input e."""
+        x_BTD = e_BTD
+        for x_BTD in self.rounds(e_BTD, sequence, num_rounds):  # noqa: B007
+            pass
+        return x_BTD
+
+    def rounds(
+        self, e_BTD: Tensor, sequence: SequenceContext, num_rounds: int, backprop_rounds: int | None = None
+    ) -> Iterator[Tensor]:
+        """The stream after each round, with a graph for the last `backprop_rounds` only."""
         if num_rounds < 1:
             raise ModelConfigError(f"num_rounds: {num_rounds} must be 1 or more")
-        config = self.config
-        rotary = rotary_table(x_BTD.shape[1], config.head_dim, config.rope_base, x_BTD.device, x_BTD.dtype)
+        cut = 0 if backprop_rounds is None else max(0, num_rounds - backprop_rounds)
+        x_BTD, u_RD = e_BTD, self.round_vectors(num_rounds, e_BTD)
+        for r in range(num_rounds):
+            with torch.no_grad() if r < cut else nullcontext():
+                x_BTD = self.one_round(x_BTD, e_BTD, None if u_RD is None else u_RD[r], sequence)
+            yield x_BTD
+
+    def round_loss(self, x_BTD: Tensor, targets_BT: Tensor, sequence: SequenceContext) -> Tensor:
+        """Loss as if the loop ended with this stream. Logits are computed again unless everything is kept."""
+
+        def read_out(x_BTD: Tensor) -> Tensor:
+            x_BTD = self.leave(x_BTD, sequence)
+            return cross_entropy(self.project(x_BTD), targets_BT, x_BTD.dtype)
+
+        return recomputed(read_out)(x_BTD) if self.recompute != "none" and torch.is_grad_enabled() else read_out(x_BTD)
+
+    def round_vectors(self, num_rounds: int, like: Tensor) -> Tensor | None:
+        """Round embeddings of rounds 1..num_rounds, [R, D] in the precision of the stream, or None."""
+        if self.round_embedding is None:
+            return None
+        rows_R = torch.arange(num_rounds, device=like.device).clamp(max=self.config.num_rounds - 1)
+        return self.round_embedding(rows_R).to(like.dtype)  # type: ignore[no-any-return]
+
+    def one_round(
+        self, x_BTD: Tensor, e_BTD: Tensor, u_D: Tensor | None, sequence: SequenceContext, slots: Slots = None
+    ) -> Tensor:
+        """Injection, round embedding, blocks 1..K."""
 
         def one_round(x_BTD: Tensor) -> Tensor:
-            return self.one_round(x_BTD, rotary)
+            if self.injection is not None:
+                x_BTD = self.injection(x_BTD, e_BTD)
+            if u_D is not None:
+                x_BTD = x_BTD + u_D
+            return self.stack(self.blocks, x_BTD, sequence, slots)
 
-        step = recomputed(one_round) if self.recompute == "round" and torch.is_grad_enabled() else one_round
-        for _ in range(num_rounds):
-            x_BTD = step(x_BTD)
-        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+        return under_policy(self.recompute, "round", one_round)(x_BTD)
 
-    def one_round(self, x_BTD: Tensor, rotary: RotaryTable) -> Tensor:
-        """Applies blocks 1..K once."""
-        for block in self.blocks:
+    def stack_once(self, blocks: nn.ModuleList, x_BTD: Tensor, sequence: SequenceContext, slots: Slots) -> Tensor:
+        """Prelude or coda, which is recomputed as one round is."""
+        if len(blocks) == 0:
+            return x_BTD
+        return under_policy(self.recompute, "round", lambda x_BTD: self.stack(blocks, x_BTD, sequence, slots))(x_BTD)
 
-            def one_block(x_BTD: Tensor, block: nn.Module = block) -> Tensor:
-                return block(x_BTD, rotary)  # type: ignore[no-any-return]
+    def stack(self, blocks: nn.ModuleList, x_BTD: Tensor, sequence: SequenceContext, slots: Slots) -> Tensor:
+        """Applies each block once; `slots` holds a cache slot per block."""
+        for block, slot in zip(blocks, [None] * len(blocks) if slots is None else slots, strict=True):
 
-            step = recomputed(one_block) if self.recompute == "block" and torch.is_grad_enabled() else one_block
-            x_BTD = step(x_BTD)
+            def one_block(x_BTD: Tensor, block: nn.Module = block, slot: CacheSlot | None = slot) -> Tensor:
+                return block(x_BTD, sequence, slot)  # type: ignore[no-any-return]
+
+            x_BTD = under_policy(self.recompute, "block", one_block)(x_BTD)
         return x_BTD
+
+    def leave(self, x_BTD: Tensor, sequence: SequenceContext, slots: Slots = None) -> Tensor:
+        """From the stream after the last round to what the output matrix reads, [B, T, D]."""
+        x_BTD = self.stack_once(self.coda, x_BTD, sequence, slots)
+        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
 
     def project(self, x_BTD: Tensor) -> Tensor:
         """Logits [B, T, vocab_size]: the padding of the vocabulary is cut off, so it is never predicted."""
-        weight_VD = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(x_BTD.to(weight_VD.dtype), weight_VD)[..., : self.config.vocab_size]
+        x_BTD = x_BTD.to(self.embedding.weight.dtype)
+        logits_BTV: Tensor = self.embedding(x_BTD, as_logits=True) if self.head is None else self.head(x_BTD)
+        return logits_BTV[..., : self.config.vocab_size]

@@ -9,21 +9,23 @@ from torch import Tensor
 
 
 class RotaryTable(NamedTuple):
-    """cos and sin of position times frequency, each [T, head_dim], float32."""
+    """cos and sin of position times frequency, each [T, head_dim] or [B, 1, T, head_dim]."""
 
     cos: Tensor
     sin: Tensor
 
 
-def rotary_table(length: int, head_dim: int, base: float, device: torch.device, dtype: torch.dtype) -> RotaryTable:
-    """The table for positions 0..length-1.
+def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> RotaryTable:
+    """The table for positions [T] common to all sequences, or [B, T] of their own.
 
     Computed per forward pass instead of stored: a buffer would be cast to bf16 together with the weights, and bf16
     cannot tell position 257 from 258. `dtype` is float32, or float64 for a float64 model.
     """
-    frequency = base ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim)
-    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float64), frequency)
+    frequency = base ** -(torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim)
+    angle = positions.to(torch.float64).unsqueeze(-1) * frequency
     angle = torch.cat((angle, angle), dim=-1)
+    if angle.ndim == 3:
+        angle = angle.unsqueeze(1)  # one table for all heads of a sequence
     return RotaryTable(angle.cos().to(dtype), angle.sin().to(dtype))
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class RunState:
     alpha: float
     """Of the training depth N: how the weights must be run, whatever number of rounds runs later."""
     data_fingerprint: str
+    frozen: list[str] = field(default_factory=list)
+    """Names of the weights that do not learn: they have no optimizer state."""
+    flops: int = 0
+    """Matrix-product FLOPs of all steps so far, at the rounds that each of them ran."""
     format_version: int = FORMAT_VERSION
 
 
@@ -93,8 +97,9 @@ def read_state(folder: Path) -> RunState:
 
 def check_match(folder: Path, saved: RunState, current: RunState) -> None:
     """Raises CheckpointError, naming what differs, where the run cannot go on from the checkpoint."""
+    defaults = model_fields(DeepLoopConfig())  # for checkpoints older than a field
     for name in sorted(saved.model.keys() | current.model.keys()):
-        ours, theirs = current.model.get(name), saved.model.get(name)
+        ours, theirs = (state.model.get(name, defaults.get(name)) for state in (current, saved))
         if ours != theirs:
             raise CheckpointError(
                 f"{folder}: is of another model: model.{name} is {theirs!r} there and {ours!r} in this run"
@@ -104,6 +109,7 @@ def check_match(folder: Path, saved: RunState, current: RunState) -> None:
         ("seed", "the data order would change"),
         ("world_size", "run with as many ranks"),
         ("zero_stage", "use the same ZeRO stage"),
+        ("frozen", "the optimizer's state is of other weights; use the same train.trainable and train.frozen"),
     ):
         ours, theirs = getattr(current, name), getattr(saved, name)
         if ours != theirs:

@@ -13,6 +13,8 @@ from pydantic import ConfigDict, with_config
 
 from deeploop_model import DeepLoopConfig
 from deeploop_model.recompute import RecomputePolicy
+from deeploop_model.round_loss import RoundLoss
+from pretrain.rounds import Rounds
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
@@ -25,6 +27,8 @@ class DataConfig:
 
     path: str
     """A dataset folder that `python -m data_prep tokenize` wrote."""
+    separate_documents: bool = False
+    """Whether attention and positions stay within each document of a window, in training and validation."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,19 @@ class TrainConfig:
     micro_batch_size: Count
     """Sequences per forward pass on one rank; global / (micro * ranks) is the number of accumulation steps."""
     seed: CountOrZero = 0
-    """Of the initial weights and the data order."""
+    """Of the initial weights, the data order and drawn numbers of rounds."""
+    rounds: Rounds = "fixed"
+    """Rounds of each step, see `pretrain.rounds`. fixed: model.num_rounds, which sets alpha and beta in any case."""
+    backprop_rounds: Count | None = None
+    """Back-propagation passes through this many last rounds; None for all. Bounds memory and time for large R."""
+    round_loss: RoundLoss = "last"
+    """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
+    initial_weights: str | None = None
+    """A checkpoint, or a run folder for its newest, whose weights step 0 starts from; None for random ones."""
+    trainable: tuple[str, ...] = ("*",)
+    """Name patterns of the weights that learn, see `pretrain.freezing`."""
+    frozen: tuple[str, ...] = ()
+    """Name patterns of weights that don't, whatever `trainable` says."""
     recompute: RecomputePolicy = "round"
     """What the backward pass computes again, see `deeploop_model.recompute`."""
     validate_every: CountOrZero = 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import re
@@ -11,16 +12,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from data_prep.order import num_samples
 from data_prep.reader import open_split
-from deeploop_model import ExponentRule, ModelConfigError
-from deeploop_model.config import preset_fields
+from deeploop_model import DeepLoopModel, ExponentRule, ModelConfigError
+from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
+from pretrain.freezing import freeze
+from pretrain.rounds import (
+    PoissonLognormalRounds,
+    RoundsStage,
+    UniformRounds,
+    check_backprop,
+    check_round_loss,
+    check_rounds,
+)
 from pretrain.schedule import check_schedule
 from pretrain.text_file import read_text
 
@@ -60,6 +71,12 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
         raise ConfigError(f"{source}: {_first_fault(error, tree)}") from None
     try:
         check_schedule(config.train.steps, config.schedule)
+        check_rounds(config.train.rounds)
+        check_round_loss(config.train.round_loss, config.train.rounds, config.model.num_rounds)
+        with torch.device("meta"):
+            model = DeepLoopModel(config.model)
+        freeze(model, config.train.trainable, config.train.frozen)
+        check_backprop(config.train.backprop_rounds, model)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
@@ -130,6 +147,10 @@ def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) ->
             f"{config.data.path}, {split.vocab_size}; leave the key out, or set it to {split.vocab_size} or more"
         )
     num_samples(split.num_tokens, config.model.context_length)
+    if config.data.separate_documents and split.manifest.separator_id is None:
+        raise ConfigError(
+            f"{source}: data.separate_documents: true, but {config.data.path} has no token between documents; use false"
+        )
     if config.train.validate_every:
         validation = open_split(Path(config.data.path), "validation")
         num_samples(validation.num_tokens, config.model.context_length)
@@ -145,7 +166,7 @@ def _first_fault(error: ValidationError, tree: dict[str, Any]) -> str:
     if first["type"] == "missing":
         return f"{dotted}: is required and missing"
     if first["type"] in UNKNOWN_KEY:
-        known = _known_keys(path[:-1])
+        known = _known_keys(path[:-1], tree)
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
         return f"{dotted}: unknown key; {hint}"
@@ -178,9 +199,13 @@ def _path(fault: ErrorDetails, tree: dict[str, Any]) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _known_keys(section: tuple[str, ...]) -> list[str]:
+def _known_keys(section: tuple[str, ...], tree: dict[str, Any]) -> list[str]:
     if not section:
         return [field.name for field in dataclasses.fields(RunConfig)]
+    if section[:2] == ("train", "rounds"):
+        node = functools.reduce(lambda node, key: node[int(key) if isinstance(node, list) else key], section, tree)
+        forms = {"uniform": UniformRounds, "poisson_lognormal": PoissonLognormalRounds}
+        return [field.name for field in dataclasses.fields(forms.get(str(node.get("distribution")), RoundsStage))]
     if section == ("model", "residual"):
         return [field.name for field in dataclasses.fields(ExponentRule)]
     names = [field.name for field in dataclasses.fields(get_type_hints(RunConfig)[section[0]])]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deeploop_model import DeepLoopModel
-from pretrain.config import OptimizerConfig, RunConfig
+from pretrain.config import OptimizerConfig, RunConfig, TrainConfig
+from pretrain.data_feed import Batch
 
 Engine = Any  # deepspeed.DeepSpeedEngine carries no types
 
@@ -29,12 +30,13 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
 
 
 def parameter_groups(model: DeepLoopModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay, vectors (norm weights) don't."""
+    """Matrices decay, vectors (norm weights) don't. Frozen weights are in no group."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    return [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay, "name": "matrices"},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, "name": "vectors"},
     ]
+    return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -47,15 +49,22 @@ def set_learning_rate(engine: Engine, lr: float) -> None:
         group["lr"] = lr
 
 
-def train_step(engine: Engine, micro_batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Forward and backward over this rank's micro-batches, then one optimizer step.
+def train_step(engine: Engine, micro_batches: Iterable[Batch], num_rounds: int, train: TrainConfig) -> Tensor:
+    """Forward and backward of `num_rounds` rounds over this rank's micro-batches, then one optimizer step.
 
-    Returns this rank's mean loss, a scalar on the device.
+    Returns this rank's mean loss of the last round, a scalar on the device.
     """
     losses = []
-    for tokens_BT, targets_BT in micro_batches:
-        loss = engine(tokens_BT, targets_BT).loss
-        engine.backward(loss)
+    for batch in micro_batches:
+        output = engine(
+            batch.tokens_BT,
+            batch.targets_BT,
+            num_rounds=num_rounds,
+            documents_BT=batch.documents_BT,
+            backprop_rounds=train.backprop_rounds,
+            round_loss=train.round_loss,
+        )
+        engine.backward(output.loss)
         engine.step()  # updates weights at the last micro-batch only
-        losses.append(loss.detach())
+        losses.append(output.last_loss)
     return torch.stack(losses).mean()

@@ -1,30 +1,91 @@
-"""A text sample from a model under training."""
+"""Text from a model: prompts to tokens, tokens to text, and where it ends."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from data_prep.tokenizer import Tokenizer
+from deeploop_model import DeepLoopConfig
+from deeploop_model.generation import Generated, Stop, generate
+from deeploop_model.sampling import Sampling
 from pretrain.engine import Engine
+from pretrain.seeding import step_seed
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Text:
+    """One prompt with what follows it."""
+
+    prompt: str
+    continuation: str
+    num_tokens: int
+    ended_by: str
+
+
+def continue_texts(
+    model: Callable[..., Any],
+    config: DeepLoopConfig,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    seed: int,
+    stop_texts: Sequence[str] = (),
+    **options: Any,
+) -> tuple[list[Text], Generated]:
+    """Continues every prompt until the end of its document, a stop text, or a limit.
+
+    Each prompt follows an end-of-document token, as documents do in training. A stop text is left out, with what comes
+    after it. `options` are those of `deeploop_model.generation.generate`.
+    """
+    generated = generate(
+        model,
+        config,
+        [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts],
+        seeds=[step_seed(seed, 0, index) for index in range(len(prompts))],
+        stop=_stop(tokenizer, stop_texts),
+        **options,
+    )
+    texts = []
+    for prompt, continuation in zip(prompts, generated.continuations, strict=True):
+        text = _decode(tokenizer, continuation.tokens)
+        ends = [text.index(stop) for stop in stop_texts if stop in text]
+        texts.append(Text(prompt, text[: min(ends, default=None)], len(continuation.tokens), continuation.ended_by))
+    return texts, generated
+
+
 def sample_text(
-    engine: Engine, tokenizer: Tokenizer, prompt: str, num_tokens: int, context: int, seed: int, device: torch.device
+    engine: Engine,
+    config: DeepLoopConfig,
+    tokenizer: Tokenizer,
+    prompt: str,
+    num_tokens: int,
+    seed: int,
+    device: torch.device,
 ) -> str:
-    """The prompt and `num_tokens` sampled tokens after it, at temperature 1. Stops at the end of a document.
+    """The prompt and up to `num_tokens` tokens drawn after it at temperature 1, as far as the context reaches.
 
     Every rank must call it with the same arguments: under ZeRO-3 a forward pass gathers weights from all.
     """
-    generator = torch.Generator().manual_seed(seed)
-    ids = [tokenizer.eos_id, *tokenizer.encode(prompt)]  # documents follow an end-of-document token
-    start = len(ids)
     engine.eval()
-    for _ in range(num_tokens):
-        tokens_BT = torch.tensor([ids[-context:]], device=device)
-        logits_V = engine(tokens_BT).logits[0, -1].float().cpu()
-        ids.append(int(torch.multinomial(logits_V.softmax(-1), 1, generator=generator)))
-        if ids[-1] == tokenizer.eos_id:
-            break
+    texts, _ = continue_texts(
+        engine, config, tokenizer, [prompt], seed=seed, max_tokens=num_tokens, sampling=Sampling(), device=device
+    )
     engine.train()
-    return prompt + tokenizer.decode([i for i in ids[start:] if i != tokenizer.eos_id])
+    return prompt + texts[0].continuation
+
+
+def _stop(tokenizer: Tokenizer, stop_texts: Sequence[str]) -> Stop:
+    def stop(tokens: list[int]) -> bool:
+        if tokens[-1] == tokenizer.eos_id:
+            return True
+        return bool(stop_texts) and any(text in _decode(tokenizer, tokens) for text in stop_texts)
+
+    return stop
+
+
+def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    return tokenizer.decode([token for token in tokens if token != tokenizer.eos_id])

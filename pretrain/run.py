@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):  # run by path: import from the repository, not from this folder
@@ -21,6 +22,7 @@ from typing import Any
 from data_prep.reader import TokenSplit, open_split
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
+from deeploop_model.flops import train_flops
 from pretrain import checkpoint
 from pretrain.config import RunConfig
 from pretrain.config_file import load_config
@@ -28,13 +30,16 @@ from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
 from pretrain.engine import Engine, build_engine, set_learning_rate, train_step
 from pretrain.errors import USER_ERRORS
+from pretrain.freezing import freeze
 from pretrain.generation import sample_text
 from pretrain.provenance import write_resolved_config
 from pretrain.ranks import Ranks, mean_over_ranks, process_group, together
+from pretrain.rounds import rounds_of_step
 from pretrain.run_log import RunLog
 from pretrain.schedule import learning_rate
 from pretrain.seeding import seed_step
 from pretrain.validation import validation_loss
+from pretrain.weights import load_initial_weights
 
 USER_ERROR_EXIT = 2
 
@@ -72,26 +77,30 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
     """The run, from its first or last saved step to its last."""
-    out, context = Path(config.out), config.model.context_length
+    out, origin = Path(config.out), ""
     with together():
         training_split = open_split(Path(config.data.path), "train")
         validation_split = open_split(Path(config.data.path), "validation") if config.train.validate_every else None
         tokenizer = load_tokenizer(Path(config.data.path)) if config.monitor.sample_tokens else None
         resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
         saved = checkpoint.read_state(resumed) if resumed else None
+        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
+        if config.train.initial_weights and not saved:
+            origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights))
+        frozen = freeze(model, config.train.trainable, config.train.frozen)
+        state_at = partial(run_state, config, ds_config, training_split, ranks, frozen)
         if resumed and saved:
-            checkpoint.check_match(resumed, saved, run_state(config, ds_config, training_split, ranks, saved.step))
+            checkpoint.check_match(resumed, saved, state_at(saved.step, saved.flops))
         if ranks.is_main:
             write_resolved_config(out, config, ds_config)
 
-    model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
     engine = build_engine(model, config, ds_config)
     if resumed:
         checkpoint.load(engine, resumed)
-    step = saved.step if saved else 0
+    step, flops = (saved.step, saved.flops) if saved else (0, 0)
     accumulation = accumulation_steps(config, ranks.world_size)
-    feed = TrainFeed(training_split, context, config.train, accumulation, ranks)
-    tokens_per_step = config.train.global_batch_size * context
+    feed = TrainFeed(training_split, config, accumulation, ranks)
+    tokens_per_step = config.train.global_batch_size * config.model.context_length
     log = RunLog(
         out,
         engine.monitor,
@@ -100,23 +109,25 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         tokens_per_step=tokens_per_step,
         is_main=ranks.is_main,
     )
-    log.say(headline(config, ranks, accumulation, step, resumed))
+    log.say(headline(config, ranks, accumulation, step, resumed) + origin)
 
     while step < config.train.steps:
         seed_step(config.train.seed, step, ranks.rank)
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
-        loss = train_step(engine, feed.micro_batches(step))
+        num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
+        loss = train_step(engine, feed.micro_batches(step), num_rounds, config.train)
         step += 1
+        flops += tokens_per_step * flops_per_token(config, num_rounds)
         last = step == config.train.steps
         if last or step % config.monitor.log_every == 0:
-            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=float(engine.get_global_grad_norm()))
+            grad_norm = float(engine.get_global_grad_norm())
+            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=grad_norm, rounds=num_rounds, flops=flops)
         if validation_split and due(step, config.train.validate_every, last):
-            log.validation(step, validate(engine, validation_split, config, ranks))
+            log.validation(step, validation_loss(engine, validation_split, config, ranks))
             log.restart_clock(step)
         if due(step, config.checkpoint.every, last):
-            state = run_state(config, ds_config, training_split, ranks, step)
-            folder = checkpoint.save(engine, out / "checkpoints", state, is_main=ranks.is_main)
+            folder = checkpoint.save(engine, out / "checkpoints", state_at(step, flops), is_main=ranks.is_main)
             log.say(f"saved {folder}")
             log.restart_clock(step)
 
@@ -145,7 +156,13 @@ def headline(config: RunConfig, ranks: Ranks, accumulation: int, step: int, resu
 
 
 def run_state(
-    config: RunConfig, ds_config: dict[str, Any], split: TokenSplit, ranks: Ranks, step: int
+    config: RunConfig,
+    ds_config: dict[str, Any],
+    split: TokenSplit,
+    ranks: Ranks,
+    frozen: list[str],
+    step: int,
+    flops: int,
 ) -> checkpoint.RunState:
     """Where this run stands after `step` steps."""
     return checkpoint.RunState(
@@ -157,24 +174,24 @@ def run_state(
         model=checkpoint.model_fields(config.model),
         alpha=config.model.rule.alpha,
         data_fingerprint=split.manifest.fingerprint,
+        frozen=frozen,
+        flops=flops,
     )
 
 
-def validate(engine: Engine, split: TokenSplit, config: RunConfig, ranks: Ranks) -> float:
+def flops_per_token(config: RunConfig, num_rounds: int) -> int:
     train = config.train
-    return validation_loss(
-        engine, split, config.model.context_length, train.validation_samples, train.micro_batch_size, ranks
-    )
+    return train_flops(config.model, num_rounds, backprop_rounds=train.backprop_rounds, round_loss=train.round_loss)
 
 
 def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks) -> str:
     monitor = config.monitor
     return sample_text(
         engine,
+        config.model,
         tokenizer,
         monitor.sample_prompt,
         monitor.sample_tokens,
-        config.model.context_length,
         config.train.seed,
         ranks.device,
     )

@@ -44,7 +44,7 @@ class RunLog:
         """Speed is measured from here: validation and checkpoints do not count as training time."""
         self._clock_step, self._clock_time = step, time.perf_counter()
 
-    def training(self, step: int, *, loss: float, lr: float, grad_norm: float) -> None:
+    def training(self, step: int, *, loss: float, lr: float, grad_norm: float, rounds: int, flops: int) -> None:
         """One line of metrics, TensorBoard points and a progress line for the step just done."""
         if not self._is_main:
             return
@@ -52,9 +52,8 @@ class RunLog:
         speed = self._tokens_per_step / seconds
         left = seconds * (self._steps - step)
         self.restart_clock(step)
-        self._write(
-            step, {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_second": round(speed, 1)}, prefix="train"
-        )
+        values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "rounds": rounds, "flops": flops}
+        self._write(step, {**values, "tokens_per_second": round(speed, 1)}, prefix="train")
         self.say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  lr {lr:.2e}  "
             f"grad norm {grad_norm:.3f}  {speed:,.0f} tokens/s  {_clock(left)} left"

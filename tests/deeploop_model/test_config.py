@@ -1,37 +1,13 @@
-"""Presets and what a config refuses."""
+"""What a config refuses, and its defaults."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from deeploop_model import DeepLoopConfig, ModelConfigError, preset
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks", "width", "heads"),
-    [
-        ("gpt2-small", 12, 768, 12),
-        ("gpt2-medium", 24, 1024, 16),
-        ("gpt2-large", 36, 1280, 20),
-        ("gpt2-xl", 48, 1600, 25),
-    ],
-)
-def test_gpt2_presets(name: str, blocks: int, width: int, heads: int) -> None:
-    config = preset(name, num_rounds=3)
-    assert (config.num_blocks, config.d_model, config.num_heads, config.num_rounds) == (blocks, width, heads, 3)
-    assert (config.head_dim, config.d_ff, config.padded_vocab_size) == (64, 4 * width, 50304)
-
-
-def test_small_preset_loops() -> None:
-    config = preset("small-loop")
-    assert (config.num_blocks, config.num_rounds, config.unrolled_depth) == (2, 4, 8)
-
-
-def test_unknown_preset_lists_the_known() -> None:
-    with pytest.raises(ModelConfigError, match="'gpt3' is unknown; use one of small-loop, gpt2-small"):
-        preset("gpt3")
+from deeploop_model import DeepLoopConfig, ModelConfigError
 
 
 @pytest.mark.parametrize(
@@ -45,6 +21,18 @@ def test_unknown_preset_lists_the_known() -> None:
         ({"rope_base": 0.0}, "rope_base"),
         ({"norm_eps": 0.0}, "norm_eps"),
         ({"residual": "deeplop"}, "residual: 'deeplop'"),
+        ({"num_prelude_blocks": -1}, "num_prelude_blocks: -1 must be 0 or more"),
+        ({"num_coda_blocks": -2}, "num_coda_blocks: -2 must be 0 or more"),
+        ({"d_ff": 0}, "d_ff: 0 must be 1 or more"),
+        ({"num_kv_heads": 0}, "num_kv_heads: 0 must be 1 or more"),
+        ({"num_kv_heads": 5}, "num_kv_heads: 5 does not divide num_heads 12; use one of 1, 2, 3, 4, 6, 12"),
+        ({"num_kv_heads": 24}, "num_kv_heads: 24 does not divide num_heads 12"),
+        ({"injection": "concat"}, "injection: 'concat' is unknown; use one of none, add, concat-linear"),
+        ({"position": "alibi"}, "position: 'alibi' is unknown; use one of rope, learned, none"),
+        ({"feed_forward": "relu"}, "feed_forward: 'relu' is unknown; use one of gelu, swiglu"),
+        ({"init": "kaiming"}, "init: 'kaiming' is unknown; use one of xavier, normal_0.02"),
+        ({"position": "none", "rope_base": 5e5}, "rope_base: 500000.0 has no effect with position none"),
+        ({"position": "learned", "d_model": 10, "num_heads": 4}, "num_heads: 4 .* into heads of equal width, use 5"),
     ],
 )
 def test_impossible_configs(fields: dict[str, Any], message: str) -> None:
@@ -55,3 +43,15 @@ def test_impossible_configs(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("size", "padded"), [(1, 64), (64, 64), (65, 128), (50257, 50304)])
 def test_vocabulary_padding(size: int, padded: int) -> None:
     assert DeepLoopConfig(vocab_size=size).padded_vocab_size == padded
+
+
+def test_widths_by_default() -> None:
+    assert DeepLoopConfig(d_model=768).feed_forward_width == 3072
+    assert DeepLoopConfig(d_model=768, feed_forward="swiglu").feed_forward_width == 2048
+    assert DeepLoopConfig(d_model=1600, num_heads=25, feed_forward="swiglu").feed_forward_width == 4288  # of 4266.7
+    assert DeepLoopConfig(d_model=768, feed_forward="swiglu", d_ff=100).feed_forward_width == 100
+    assert DeepLoopConfig(num_heads=12).kv_heads == 12
+
+
+def test_defaults_follow_a_changed_width() -> None:
+    assert dataclasses.replace(DeepLoopConfig(d_model=768), d_model=96).feed_forward_width == 384

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel, ExponentRule
+from deeploop_model.blocks import Block
+from deeploop_model.config import FeedForwardKind
+from deeploop_model.init import swiglu_gain
 
 D = 96
 SHAPES = [(1, 1), (2, 4), (3, 2), (1, 16)]
@@ -56,6 +59,61 @@ def test_gpt2_base_initialiser() -> None:
     assert_spread(key, 0.02)
     for scaled in (value, weights["blocks.0.attention.output.weight"], weights["blocks.0.feed_forward.up.weight"]):
         assert_spread(scaled, 0.02 / math.sqrt(32))
+
+
+def test_spread_under_grouped_queries_swiglu_prelude_and_adapter() -> None:
+    """Key and value have fans of their own, the gate keeps gain 1, and prelude and coda share the loop's beta."""
+    model = build(
+        num_blocks=1, num_rounds=4, num_prelude_blocks=1, num_coda_blocks=2, num_kv_heads=2, feed_forward="swiglu",
+        injection="concat-linear", position="learned",
+    )  # fmt: skip
+    beta, ff = (8 * 7) ** -0.5, model.config.feed_forward_width
+    assert ff == 256
+    up = swiglu_gain(model.config) * beta * math.sqrt(2 / (D + ff))
+    weights = model.state_dict()
+    for block in ("prelude.0", "blocks.0", "coda.0", "coda.1"):
+        query, key, value = weights[f"{block}.attention.qkv.weight"].split([D, D // 2, D // 2])
+        assert_spread(query, math.sqrt(1 / D))
+        assert_spread(key, math.sqrt(2 / (1.5 * D)))
+        assert_spread(value, beta * math.sqrt(2 / (1.5 * D)))
+        assert_spread(weights[f"{block}.attention.output.weight"], beta * math.sqrt(1 / D))
+        assert_spread(weights[f"{block}.feed_forward.gate.weight"], math.sqrt(2 / (D + ff)))
+        assert_spread(weights[f"{block}.feed_forward.up.weight"], up)
+        assert_spread(weights[f"{block}.feed_forward.down.weight"], beta * math.sqrt(2 / (D + ff)))
+    assert_spread(weights["injection.linear.weight"], math.sqrt(2 / (3 * D)))
+    assert_spread(weights["position_embedding.weight"], 0.02)
+
+
+@pytest.mark.parametrize("rounds", [1, 8, 512])
+@pytest.mark.parametrize("fields", [{}, {"d_ff": 320}, {"residual": "pre_ln"}, {"init": "normal_0.02"}], ids=str)
+def test_swiglu_branch_starts_as_large_as_the_gelu_branch_of_as_many_weights(
+    rounds: int, fields: dict[str, Any]
+) -> None:
+    """Measured RMS of both branches on a stream of unit RMS, at every depth, width, rule and base initialiser."""
+    d = 240
+    x = torch.randn(256, d, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x = x / x.square().mean(-1, keepdim=True).sqrt()
+    sizes = {}
+    kinds: list[tuple[FeedForwardKind, int]] = [("swiglu", 2), ("gelu", 3)]
+    for kind, wider in kinds:
+        own = {**fields, "d_ff": fields.get("d_ff", 8 * d // 3) * wider // 2}
+        config = DeepLoopConfig(
+            num_blocks=1, num_rounds=rounds, d_model=d, num_heads=4, vocab_size=8, context_length=8,
+            feed_forward=kind, **own,
+        )  # fmt: skip
+        block = DeepLoopModel(config, seed=4).double().blocks[0]
+        assert isinstance(block, Block)
+        with torch.no_grad():
+            sizes[kind] = float(block.feed_forward(x).square().mean().sqrt())
+    assert sizes["swiglu"] == pytest.approx(sizes["gelu"], rel=0.015)
+    if not fields and rounds == 512:
+        assert sizes["gelu"] == pytest.approx(0.40 * config.rule.beta**2, rel=0.02)
+
+
+def test_a_model_on_the_meta_device_draws_nothing() -> None:
+    with torch.device("meta"):
+        model = DeepLoopModel(DeepLoopConfig(d_model=1 << 14, num_heads=128, num_blocks=1))
+    assert all(weight.is_meta for weight in model.parameters())
 
 
 def test_every_weight_is_covered() -> None:

@@ -136,8 +136,9 @@ def test_bf16_weights_keep_a_float32_stream() -> None:
     model = DeepLoopModel(DeepLoopConfig(**SMALL, num_blocks=2, num_rounds=64))
     low = DeepLoopModel(model.config).to(torch.bfloat16)
     low.load_state_dict(model.state_dict())
-    start, exact_start = low.embed(tokens()), model.embed(tokens())
-    moved, exact = low.loop(start, 64) - start, model.loop(exact_start, 64) - exact_start
+    sequence = model.sequence(tokens())
+    start, exact_start = low.enter(tokens(), sequence), model.enter(tokens(), sequence)
+    moved, exact = low.loop(start, sequence, 64) - start, model.loop(exact_start, sequence, 64) - exact_start
     assert moved.dtype == torch.float32
     assert (moved - exact).norm() < 0.05 * exact.norm()
 

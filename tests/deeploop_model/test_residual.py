@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+import torch
 
-from deeploop_model import DeepLoopConfig, ExponentRule, ModelConfigError, residual_rule
+from deeploop_model import DeepLoopConfig, DeepLoopModel, ExponentRule, ModelConfigError, residual_rule
+from deeploop_model.blocks import Block
 from deeploop_model.residual import RuleName
 
 
@@ -47,6 +50,29 @@ def test_rule_depends_on_unrolled_depth_only(blocks: int, rounds: int) -> None:
     config = DeepLoopConfig(num_blocks=blocks, num_rounds=rounds)
     assert (config.unrolled_depth, config.num_visits) == (8, 16)
     assert config.rule == residual_rule(ExponentRule(p=0.5), 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "depth"),
+    [
+        ({"num_prelude_blocks": 2, "num_blocks": 4, "num_rounds": 8, "num_coda_blocks": 2}, 36),
+        ({"num_prelude_blocks": 1, "num_blocks": 1, "num_rounds": 5}, 6),
+        ({"num_blocks": 3, "num_rounds": 2, "num_coda_blocks": 1, "injection": "concat-linear"}, 7),
+    ],
+)
+def test_depth_counts_every_visit_the_model_makes(fields: dict[str, Any], depth: int) -> None:
+    """N = P + K*R + C, counted on a forward pass; injection is no visit; every block uses the same alpha and beta."""
+    config = DeepLoopConfig(d_model=16, num_heads=2, vocab_size=8, context_length=4, **fields)
+    model = DeepLoopModel(config)
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    visits = []
+    for block in blocks:
+        block.register_forward_pre_hook(lambda *_: visits.append(1))
+    model(torch.zeros(1, 3, dtype=torch.int64))
+    assert (len(visits), config.unrolled_depth, config.num_visits) == (depth, depth, 2 * depth)
+    for block in blocks:
+        assert block.rule.alpha == pytest.approx(math.sqrt(2 * depth))
+        assert block.rule.beta == pytest.approx(1 / math.sqrt(8 * depth))
 
 
 @pytest.mark.parametrize("bad", ["deeplop", None, 0.5])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.checkpoint import STATE_FILE, RunState, check_match, choose, newest, read_state
+from deeploop_model import DeepLoopConfig, ExponentRule
+from pretrain.checkpoint import STATE_FILE, RunState, check_match, choose, model_fields, newest, read_state
 from pretrain.errors import CheckpointError
 
 STATE = RunState(
@@ -70,3 +71,21 @@ def test_state_reads_back(tmp_path: Path) -> None:
 def test_what_differs_is_named(field: str, value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         check_match(Path("folder"), STATE, dataclasses.replace(STATE, **{field: value}))
+
+
+def test_a_checkpoint_older_than_a_model_field_has_its_default() -> None:
+    fields = model_fields(DeepLoopConfig())
+    older = dataclasses.replace(STATE, model={k: v for k, v in fields.items() if k != "num_prelude_blocks"})
+    check_match(Path("folder"), older, dataclasses.replace(STATE, model=fields))
+    with pytest.raises(CheckpointError, match=r"model\.num_prelude_blocks is 0 there and 2 in this run"):
+        check_match(Path("folder"), older, dataclasses.replace(STATE, model={**fields, "num_prelude_blocks": 2}))
+
+
+def test_model_fields_read_back_as_the_config() -> None:
+    """A checkpoint's fields, through JSON, are all that builds the same model."""
+    config = DeepLoopConfig(
+        num_prelude_blocks=1, num_coda_blocks=2, injection="concat-linear", round_embedding=True, position="learned",
+        num_kv_heads=4, qk_norm=True, feed_forward="swiglu", d_ff=100, residual=ExponentRule(p=0.4),
+    )  # fmt: skip
+    fields = json.loads(json.dumps(model_fields(config)))
+    assert DeepLoopConfig(**{**fields, "residual": ExponentRule(**fields["residual"])}) == config

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
-from data_prep.manifest import MANIFEST_NAME
-from data_prep.tokenizer import load_tokenizer
-from data_prep.training import train_sentencepiece
-from tests.support.datasets import write_dataset
+from tests.support.datasets import write_text_dataset
 from tests.support.ranks import free_port
 from tests.support.runs import CPU_CONFIG, REPOSITORY, metrics, small_tree, write_tree
-
-TEXTS = ["def area(width, height):\n    return width * height\n", "for index in range(10):\n    print(index)\n"] * 60
-
-
-def text_dataset(folder: Path) -> int:
-    """A dataset that carries its tokenizer; returns the vocabulary's size."""
-    folder.mkdir()
-    model = folder / "tokenizer.model"
-    model.write_bytes(train_sentencepiece(TEXTS, 320, "bpe"))
-    tokenizer = load_tokenizer(model)
-    tokens = np.array([i for text in TEXTS for i in [*tokenizer.encode(text), tokenizer.eos_id]], dtype=np.int64)
-    manifest = write_dataset(folder, {"train": [tokens], "validation": [tokens[:200]]}, vocab_size=tokenizer.vocab_size)
-    assert (folder / MANIFEST_NAME).exists()
-    dataclasses.replace(manifest, tokenizer=tokenizer.record()).save(folder)
-    return tokenizer.vocab_size
 
 
 def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +26,7 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_launched_run_and_launched_mistake(tmp_path: Path) -> None:
-    vocab_size = text_dataset(tmp_path / "data")
+    vocab_size = write_text_dataset(tmp_path / "data").vocab_size
     tree = small_tree(tmp_path / "out", tmp_path / "data", steps=3)
     tree["monitor"] = {"log_every": 1, "sample_tokens": 5, "sample_prompt": "def "}
     config = write_tree(tmp_path / "run.yaml", tree)

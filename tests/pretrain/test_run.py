@@ -85,7 +85,7 @@ def test_run_learns_and_leaves_what_it_promises(pair: tuple[Path, Path], dataset
     lines = metrics(whole)
     training = [line for line in lines if "loss" in line]
     assert training[-1]["loss"] < training[0]["loss"] - 0.5
-    assert training[-1].keys() == {"step", "tokens", "loss", "lr", "grad_norm"}
+    assert training[-1].keys() == {"step", "tokens", "loss", "lr", "grad_norm", "rounds", "flops"}
     assert training[-1]["tokens"] == 20 * 8 * 16
     assert [line["step"] for line in lines if "val_loss" in line] == [10, 20]
     assert sorted(p.name for p in (whole / "checkpoints").iterdir() if p.is_dir()) == ["step_00000010", "step_00000020"]
@@ -123,15 +123,16 @@ def test_run_of_two_ranks_computes_what_one_computes(dataset: Path, tmp_path: Pa
         assert one[kind] == pytest.approx(two[kind], rel=5e-3)
 
 
-def losses_under(name: str, dataset: Path, folder: Path) -> list[float]:
-    """Training losses of 3 steps on two ranks with one of our DeepSpeed files."""
-    tree = small_tree(folder / name, dataset, steps=3)
+def steps_under(name: str, dataset: Path, folder: Path) -> list[float]:
+    """Losses, then gradient norms, of 3 steps on two ranks with accumulation 4 and one of our DeepSpeed files."""
+    tree = small_tree(folder / name, dataset, steps=3, micro_batch_size=1)
     tree["checkpoint"]["every"] = 0
     config = write_tree(folder / f"{name}.yaml", tree)
     results = run_ranks(2, run_with_ds_config, config, DS_CONFIGS / f"{name}.json", folder=folder)
     assert [r.value for r in results] == [0, 0]
     assert (folder / name / "checkpoints/step_00000003").is_dir()
-    return [line["loss"] for line in metrics(folder / name) if "loss" in line]
+    lines = [line for line in metrics(folder / name) if "loss" in line]
+    return [line[key] for key in ("loss", "grad_norm") for line in lines]
 
 
 def run_with_ds_config(config: Path, ds_config: Path) -> int:
@@ -139,15 +140,15 @@ def run_with_ds_config(config: Path, ds_config: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def cpu_losses(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return losses_under("zero2_bf16_cpu", dataset, tmp_path_factory.mktemp("cpu"))
+def cpu_steps(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return steps_under("zero2_bf16_cpu", dataset, tmp_path_factory.mktemp("cpu"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in DS_CONFIGS.glob("*.json") if path != CPU_CONFIG))
-def test_every_ds_config_trains(name: str, cpu_losses: list[float], dataset: Path, tmp_path: Path) -> None:
-    """All of them follow the same losses, whatever they cut over the ranks or keep in host memory."""
-    assert len(cpu_losses) == 3
-    assert losses_under(name, dataset, tmp_path) == pytest.approx(cpu_losses, rel=5e-3)
+def test_every_ds_config_trains(name: str, cpu_steps: list[float], dataset: Path, tmp_path: Path) -> None:
+    """All follow the same losses and gradient norms, whatever they cut over the ranks or keep in host memory."""
+    assert len(cpu_steps) == 6
+    assert steps_under(name, dataset, tmp_path) == pytest.approx(cpu_steps, rel=5e-3)
 
 
 def many_mains(cases: list[tuple[Path, list[str]]]) -> list[int]:
@@ -210,10 +211,3 @@ def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset
         assert "is of another model: model.num_rounds is 2 there and 3 in this run" in errors[0]
         assert "seed is 0 there and 1 in this run" in errors[1]
         assert "data_fingerprint" in errors[2]
-
-
-def test_yaml_of_the_demonstration_is_valid(tmp_path: Path) -> None:
-    data = small_dataset(tmp_path / "data", validation_tokens=200)
-    config = load_config(Path(run.__file__).parent / "configs/small.yaml", [f"data.path={data}"])
-    assert (config.model.num_blocks, config.model.num_rounds, config.train.recompute) == (2, 4, "round")
-    assert config.model.residual == "deeploop"

@@ -22,8 +22,8 @@ def log_of_a_resumed_run(out: Path) -> None:
         monitor = MonitorMaster(get_monitor_config(settings))
         for is_main in (True, False):
             log = RunLog(out, monitor, first_step=2, steps=10, tokens_per_step=100, is_main=is_main)
-            log.training(3, loss=2.5, lr=1e-3, grad_norm=0.25)
-            log.training(4, loss=math.nan, lr=1e-3, grad_norm=math.inf)
+            log.training(3, loss=2.5, lr=1e-3, grad_norm=0.25, rounds=2, flops=10**15)
+            log.training(4, loss=math.nan, lr=1e-3, grad_norm=math.inf, rounds=3, flops=2 * 10**15)
             log.validation(4, 2.25)
             log.close()
 
@@ -39,7 +39,15 @@ def test_lines_of_a_resumed_run(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
     assert lines[:2] == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.0}]
     assert lines[2].pop("tokens_per_second") > 0
-    assert lines[2] == {"step": 3, "tokens": 300, "loss": 2.5, "lr": 1e-3, "grad_norm": 0.25}
+    assert lines[2] == {
+        "step": 3,
+        "tokens": 300,
+        "loss": 2.5,
+        "lr": 1e-3,
+        "grad_norm": 0.25,
+        "rounds": 2,
+        "flops": 10**15,
+    }
     assert (lines[3]["loss"], lines[3]["grad_norm"]) == ("nan", "inf")
     assert lines[4] == {"step": 4, "tokens": 400, "val_loss": 2.25}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,15 @@ WINDOWS = 7  # of the 8 that the split holds; over 2 ranks x micro-batch 2 the l
 
 def losses(out: Path, data: Path) -> list[float]:
     """Over 7 windows and over all, then the mean of the losses of single windows for both."""
-    config = check_config(small_tree(out, data), "test")
+    config = check_config(small_tree(out, data, micro_batch_size=2), "test")
     ranks = Ranks.from_environment()
     split = open_split(data, "validation")
     with process_group(ranks):
         engine = build_engine(DeepLoopModel(config.model), config, load_ds_config(CPU_CONFIG, config, ranks.world_size))
-        result = [validation_loss(engine, split, CONTEXT, wanted, 2, ranks) for wanted in (WINDOWS, 100)]
+        result = []
+        for wanted in (WINDOWS, 100):
+            train = dataclasses.replace(config.train, validation_samples=wanted)
+            result.append(validation_loss(engine, split, dataclasses.replace(config, train=train), ranks))
         assert engine.module.training
         with torch.no_grad():
             single = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from data_prep.durable import sha256_of_file
 from data_prep.manifest import Inputs, Manifest, Shard, Split, TokenizerRecord
 from data_prep.megatron import TOKEN_DTYPES, write_index
+from data_prep.tokenizer import Tokenizer, load_tokenizer
+from data_prep.training import train_sentencepiece
+
+TEXTS = ["def area(width, height):\n    return width * height\n", "for index in range(10):\n    print(index)\n"] * 60
 
 
 def write_dataset(
@@ -60,3 +65,15 @@ def write_dataset(
     )
     manifest.save(folder)
     return manifest
+
+
+def write_text_dataset(folder: Path) -> Tokenizer:
+    """A dataset of `TEXTS` that carries its tokenizer, which is returned."""
+    folder.mkdir()
+    model = folder / "tokenizer.model"
+    model.write_bytes(train_sentencepiece(TEXTS, 320, "bpe"))
+    tokenizer = load_tokenizer(model)
+    tokens = np.array([i for text in TEXTS for i in [*tokenizer.encode(text), tokenizer.eos_id]], dtype=np.int64)
+    manifest = write_dataset(folder, {"train": [tokens], "validation": [tokens[:200]]}, vocab_size=tokenizer.vocab_size)
+    dataclasses.replace(manifest, tokenizer=tokenizer.record()).save(folder)
+    return tokenizer

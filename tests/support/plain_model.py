@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,66 +13,124 @@ from torch import Tensor
 from deeploop_model import DeepLoopConfig
 
 Array = NDArray[np.float64]
+Weights = dict[str, Array]
 
 
-def plain_logits(weights: dict[str, Tensor], config: DeepLoopConfig, tokens: list[int], num_rounds: int) -> Array:
+def plain_logits(
+    weights: dict[str, Tensor],
+    config: DeepLoopConfig,
+    tokens: Sequence[int],
+    num_rounds: int,
+    documents: Sequence[int] | None = None,
+) -> Array:
     """Logits [T, vocab_size] of one sequence. `weights` is the model's state dict."""
     w = {name: tensor.detach().double().numpy() for name, tensor in weights.items()}
-    alpha, _, place = _rule(config)
+    after = config.residual != "pre_ln"
+    starts = _document_starts(documents or [0] * len(tokens))
     stream = [w["embedding.weight"][token] for token in tokens]
-    if place == "after":
+    if config.position == "learned":
+        stream = [x + w["position_embedding.weight"][t - starts[t]] for t, x in enumerate(stream)]
+    if after:
         stream = [_rms(x, w["embedding_norm.weight"], config.norm_eps) for x in stream]
-    for _round in range(num_rounds):
+    for p in range(config.num_prelude_blocks):
+        stream = _block(f"prelude.{p}", w, stream, config, starts)
+    entered = stream
+    for r in range(num_rounds):
+        stream = [_inject(x, e, w, config) for x, e in zip(stream, entered, strict=True)]
+        if config.round_embedding:
+            stream = [x + w["round_embedding.weight"][min(r, config.num_rounds - 1)] for x in stream]
         for k in range(config.num_blocks):
-            for branch in ("attention", "feed_forward"):
-                gain = w[f"blocks.{k}.{branch}_norm.weight"]
-                if place == "after":
-                    update = _branch(branch, w, k, stream, config)
-                    stream = [_rms(alpha * x + f, gain, config.norm_eps) for x, f in zip(stream, update, strict=True)]
-                else:
-                    update = _branch(branch, w, k, [_rms(x, gain, config.norm_eps) for x in stream], config)
-                    stream = [x + f for x, f in zip(stream, update, strict=True)]
-    if place == "before":
+            stream = _block(f"blocks.{k}", w, stream, config, starts)
+    for c in range(config.num_coda_blocks):
+        stream = _block(f"coda.{c}", w, stream, config, starts)
+    if not after:
         stream = [_rms(x, w["final_norm.weight"], config.norm_eps) for x in stream]
     head = w["embedding.weight" if config.tie_embeddings else "head.weight"]
     return np.stack([[float(x @ head[v]) for v in range(config.vocab_size)] for x in stream])
 
 
-def _rule(config: DeepLoopConfig) -> tuple[float, float, str]:
-    n = config.num_blocks * config.num_rounds
-    name: Any = config.residual
-    table = {
-        "deeploop": (math.sqrt(2 * n), 1 / math.sqrt(8 * n), "after"),
-        "deepnorm": ((2 * n) ** 0.25, (8 * n) ** -0.25, "after"),
-        "post_ln": (1.0, 1.0, "after"),
-        "pre_ln": (1.0, 1.0, "before"),
-    }
-    if isinstance(name, str):
-        return table[name]
-    return (name.c * n) ** name.p, (name.d * n) ** -name.p, "after"
+def _document_starts(documents: Sequence[int]) -> list[int]:
+    """For every position the first position of its document."""
+    starts = [0]
+    for t in range(1, len(documents)):
+        starts.append(starts[-1] if documents[t] == documents[t - 1] else t)
+    return starts
+
+
+def _block(name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int]) -> list[Array]:
+    n = config.num_prelude_blocks + config.num_blocks * config.num_rounds + config.num_coda_blocks
+    for branch in ("attention", "feed_forward"):
+        gain = w[f"{name}.{branch}_norm.weight"]
+        if config.residual == "pre_ln":
+            update = _branch(branch, name, w, [_rms(x, gain, config.norm_eps) for x in stream], config, starts)
+            stream = [x + f for x, f in zip(stream, update, strict=True)]
+        else:
+            alpha = _alpha(config.residual, n)
+            update = _branch(branch, name, w, stream, config, starts)
+            stream = [_rms(alpha * x + f, gain, config.norm_eps) for x, f in zip(stream, update, strict=True)]
+    return stream
+
+
+def _alpha(residual: Any, n: int) -> float:
+    if isinstance(residual, str):
+        return float({"deeploop": math.sqrt(2 * n), "deepnorm": (2 * n) ** 0.25, "post_ln": 1.0}[residual])
+    return float((residual.c * n) ** residual.p)
+
+
+def _inject(x: Array, e: Array, w: Weights, config: DeepLoopConfig) -> Array:
+    if config.injection == "none":
+        return x
+    mixed = x + e if config.injection == "add" else w["injection.linear.weight"] @ np.concatenate([x, e])
+    return mixed if config.residual == "pre_ln" else _rms(mixed, w["injection.norm.weight"], config.norm_eps)
 
 
 def _rms(x: Array, gain: Array, eps: float) -> Array:
     return x / math.sqrt(sum(float(v) ** 2 for v in x) / len(x) + eps) * gain
 
 
-def _branch(kind: str, w: dict[str, Array], k: int, stream: list[Array], config: DeepLoopConfig) -> list[Array]:
-    if kind == "feed_forward":
-        up, down = w[f"blocks.{k}.feed_forward.up.weight"], w[f"blocks.{k}.feed_forward.down.weight"]
+def _branch(
+    kind: str, name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int]
+) -> list[Array]:
+    if kind == "attention":
+        return _attention(f"{name}.attention", w, stream, config, starts)
+    up, down = w[f"{name}.feed_forward.up.weight"], w[f"{name}.feed_forward.down.weight"]
+    if config.feed_forward == "gelu":
         return [down @ np.array([_gelu(float(h)) for h in up @ x]) for x in stream]
-    d, width = config.d_model, config.d_model // config.num_heads
-    qkv, out = w[f"blocks.{k}.attention.qkv.weight"], w[f"blocks.{k}.attention.output.weight"]
-    query, key, value = ([qkv[part * d : (part + 1) * d] @ x for x in stream] for part in range(3))
+    gate = w[f"{name}.feed_forward.gate.weight"]
+    return [
+        down @ np.array([g / (1 + math.exp(-g)) * h for g, h in zip(gate @ x, up @ x, strict=True)]) for x in stream
+    ]
+
+
+def _attention(name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int]) -> list[Array]:
+    width = config.d_model // config.num_heads
+    kv_heads = config.num_kv_heads or config.num_heads
+    qkv, out = w[f"{name}.qkv.weight"], w[f"{name}.output.weight"]
+    assert len(qkv) == (config.num_heads + 2 * kv_heads) * width
+
+    def head(x: Array, index: int) -> Array:
+        """Rows of the fused matrix, head by head: all query heads, then all key heads, then all value heads."""
+        return qkv[index * width : (index + 1) * width] @ x
+
+    def placed(x: Array, position: int, kind: str) -> Array:
+        if config.qk_norm:
+            x = _rms(x, w[f"{name}.{kind}_norm.weight"], config.norm_eps)
+        return _turn(x, position, config.rope_base) if config.position == "rope" else x
+
     result = []
     for t in range(len(stream)):
         heads = []
         for h in range(config.num_heads):
-            rows = slice(h * width, (h + 1) * width)
-            q = _turn(query[t][rows], t, config.rope_base)
-            scores = [float(q @ _turn(key[s][rows], s, config.rope_base)) / math.sqrt(width) for s in range(t + 1)]
+            shared = h // (config.num_heads // kv_heads)
+            q = placed(head(stream[t], h), t, "query")
+            scores, values = [], []
+            for s in range(starts[t], t + 1):
+                k = placed(head(stream[s], config.num_heads + shared), s, "key")
+                scores.append(float(q @ k) / math.sqrt(width))
+                values.append(head(stream[s], config.num_heads + kv_heads + shared))
             largest = max(scores)
             shares = [math.exp(score - largest) for score in scores]
-            heads.append(sum(share * value[s][rows] for s, share in enumerate(shares)) / sum(shares))
+            heads.append(sum(share * v for share, v in zip(shares, values, strict=True)) / sum(shares))
         result.append(out @ np.concatenate(heads))
     return result
 

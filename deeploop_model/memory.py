@@ -1,0 +1,100 @@
+"""Bytes that a forward pass keeps for the backward pass, and that decoding keeps per token.
+
+Kept per token by one visit of one block, in elements of the weights' precision (w) and of the stream's (s), with
+fused attention:
+
+| kept by                     | elements                                                        |
+|-----------------------------|-----------------------------------------------------------------|
+| query-key-value product     | input d (w)                                                     |
+| QK-norm                     | queries and keys before it (s)                                  |
+| attention                   | fused projection (w); placed queries, keys (w); log-sum (fp32)  |
+| attention output product    | its input d (w)                                                 |
+| each of the two norms       | input d (s), and normalised input d (s) where it is not fused   |
+| up, and gate product        | input d (w)                                                     |
+| GELU or SwiGLU              | F twice, or F four times (w)                                    |
+
+The log-probabilities of the loss (s, vocabulary) are kept under every policy and often outweigh the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deeploop_model.config import DeepLoopConfig
+from deeploop_model.recompute import RecomputePolicy
+
+LOG_SUM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes per element of weights and stream, and whether RMSNorm is one kernel (it is on GPUs, not on CPUs)."""
+
+    weight: int = 2
+    stream: int = 4
+    fused_norm: bool = True
+
+
+@dataclass(frozen=True)
+class ActivationBytes:
+    """Per token, for one sequence position."""
+
+    kept: int
+    """Between forward and backward."""
+    recomputed: int
+    """Held besides, while the largest recomputed part is in its backward pass."""
+
+    @property
+    def peak(self) -> int:
+        return self.kept + self.recomputed
+
+
+def norm_bytes(width: int, precision: Precision) -> int:
+    return width * precision.stream * (1 if precision.fused_norm else 2)
+
+
+def block_bytes(config: DeepLoopConfig, precision: Precision) -> int:
+    """Kept by one visit of one block without recomputation, per token."""
+    d, w = config.d_model, precision.weight
+    keys = config.kv_heads * config.head_dim
+    attention = (d + (d + 2 * keys) + (d + keys) + d) * w + LOG_SUM_BYTES * config.num_heads
+    if config.qk_norm:
+        attention += norm_bytes(d + keys, precision)
+    feed_forward = (d + (4 if config.feed_forward == "swiglu" else 2) * config.feed_forward_width) * w
+    return attention + feed_forward + 2 * norm_bytes(d, precision)
+
+
+def injection_bytes(config: DeepLoopConfig, precision: Precision) -> int:
+    """Kept by one injection, per token."""
+    if config.injection == "none":
+        return 0
+    norm = norm_bytes(config.d_model, precision) if config.rule.norm == "after" else 0
+    return norm + (2 * config.d_model * precision.weight if config.injection == "concat-linear" else 0)
+
+
+def activation_bytes(
+    config: DeepLoopConfig, policy: RecomputePolicy, precision: Precision, num_rounds: int | None = None
+) -> ActivationBytes:
+    """Per token of a training step of `num_rounds` rounds (the config's by default) through loss and all rounds."""
+    rounds = config.num_rounds if num_rounds is None else num_rounds
+    block, injection = block_bytes(config, precision), injection_bytes(config, precision)
+    stream = config.d_model * precision.stream
+    prelude, coda = config.num_prelude_blocks, config.num_coda_blocks
+    # One norm at the start or the end, the output matrix's input, and the log-probabilities of the loss.
+    ends = norm_bytes(config.d_model, precision) + config.d_model * precision.weight
+    ends += config.vocab_size * precision.stream
+    visits = prelude + config.num_blocks * rounds + coda
+    if policy == "none":
+        return ActivationBytes(ends + visits * block + rounds * injection, 0)
+    if policy == "block":
+        return ActivationBytes(ends + visits * stream + rounds * injection, block)
+    parts = rounds + (prelude > 0) + (coda > 0)
+    largest = max(config.num_blocks * block + injection, prelude * block, coda * block)
+    return ActivationBytes(ends + parts * stream, largest)
+
+
+def kv_cache_bytes(config: DeepLoopConfig, bytes_per_element: int, num_rounds: int | None = None) -> int:
+    """Keys and values per token: one slot per block and round, since every visit has keys of its own."""
+    rounds = config.num_rounds if num_rounds is None else num_rounds
+    visits = config.num_prelude_blocks + config.num_blocks * rounds + config.num_coda_blocks
+    return visits * 2 * config.kv_heads * config.head_dim * bytes_per_element

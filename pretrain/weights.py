@@ -1,0 +1,106 @@
+"""The model of a checkpoint, on one process and without an engine, whatever ranks and ZeRO stage wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from deeploop_model import DeepLoopConfig, DeepLoopModel
+from pretrain.checkpoint import newest, read_state
+from pretrain.errors import CheckpointError
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`: itself, or the newest one of a run folder. Raises CheckpointError."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder; give a run folder or a checkpoint in its checkpoints/")
+    return newest(path / "checkpoints") or path
+
+
+def load_model(folder: Path) -> DeepLoopModel:
+    """The float32 model on the CPU, with the optimizer's own master weights. Raises CheckpointError."""
+    model = DeepLoopModel(TypeAdapter(DeepLoopConfig).validate_python(read_state(folder).model))
+    weights = master_weights(folder)
+    expected = model.state_dict().keys()
+    if weights.keys() != expected:
+        odd = min(weights.keys() ^ expected)
+        where = "is missing" if odd in expected else "has no place in the model"
+        raise CheckpointError(f"{folder}: the weight {odd} {where}")
+    model.load_state_dict(weights)
+    return model.eval().requires_grad_(False)
+
+
+def load_initial_weights(model: DeepLoopModel, path: Path) -> str:
+    """Copies a checkpoint's weights into a model that may have more of them: blocks before or after the loop, say.
+
+    Returns one line that says what came from where. Raises CheckpointError for a weight without a place of its shape.
+    """
+    try:
+        folder = find_checkpoint(path)
+        saved, alpha = master_weights(folder), read_state(folder).alpha
+    except CheckpointError as error:
+        raise CheckpointError(f"train.initial_weights: {error}") from None
+    own = model.state_dict()
+    for name, weight in saved.items():
+        here, there = list(own[name].shape) if name in own else None, list(weight.shape)
+        if here != there:
+            found = f"of shape {here}" if here else "absent"
+            raise CheckpointError(
+                f"train.initial_weights: {folder}: {name} is of shape {there} there and {found} in this model"
+            )
+    model.load_state_dict(saved, strict=False)
+    line = f"initial weights from {folder}"
+    new = [name for name in own if name not in saved]
+    if new:
+        line += f"; not there and drawn anew: {', '.join(new)}"
+    if alpha != model.config.rule.alpha:
+        line += f"; they were trained at alpha {alpha:.4g}, this run has {model.config.rule.alpha:.4g}"
+    return line
+
+
+def master_weights(folder: Path) -> dict[str, Tensor]:
+    """fp32 weights by name, put together from every rank's part; frozen weights as the ranks held them.
+
+    Raises CheckpointError where DeepSpeed's files cannot be read.
+    """
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed's logger keeps the stream that it is imported with
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    try:
+        parts = sorted(
+            folder.glob("*_optim_states.pt"), key=lambda part: int(part.name.split("_rank_")[1].split("_")[0])
+        )
+        if parts and "zero_stage" not in _load(parts[0])["optimizer_state_dict"]:
+            weights = _weights_of_the_bf16_optimizer(folder, parts)
+        else:
+            with contextlib.redirect_stdout(io.StringIO()):  # it tells what it finds
+                weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError) as error:
+        raise CheckpointError(f"{folder}: DeepSpeed's files cannot be read: {error}") from None
+    return {name: weight.float() for name, weight in weights.items()}
+
+
+def _weights_of_the_bf16_optimizer(folder: Path, parts: list[Path]) -> dict[str, Tensor]:
+    """ZeRO-1 in bf16 with fp32 accumulation has an optimizer of its own, whose files DeepSpeed's script does not know.
+
+    Each rank holds a part of every group's fp32 weights, flat, and says which piece of which weight lies where.
+    """
+    weights: dict[str, Tensor] = _load(folder / "mp_rank_00_model_states.pt")["module"]
+    pieces: dict[str, list[Tensor]] = {}
+    for part in parts:
+        state = _load(part)["optimizer_state_dict"]
+        for flat, places in zip(state["single_partition_of_fp32_groups"], state["param_slice_mappings"], strict=True):
+            for name, place in places.items():
+                pieces.setdefault(name, []).append(flat[place.start : place.start + place.numel])
+    return weights | {name: torch.cat(found).view(weights[name].shape) for name, found in pieces.items()}
+
+
+def _load(file: Path) -> dict[str, Any]:
+    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # type: ignore[no-any-return]
