@@ -15,7 +15,7 @@ from data_prep.errors import DataError
 from data_prep.megatron import TOKEN_DTYPES
 
 FORMAT = "deeploop-tokens"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 BUILDING = ".building"  # folder of a dataset that is not finished
 REPORT_NAME = "rejected.jsonl"  # what was left out for a fault, a line each
@@ -87,7 +87,7 @@ class Manifest:
     def separator_id(self) -> int | None:
         """The token before every document: BOS where documents begin with it, otherwise EOS of the one before."""
         tokenizer = self.tokenizer
-        return tokenizer.bos_id if tokenizer.rule.startswith("bos") else tokenizer.eos_id
+        return tokenizer.bos_id if self.document_rule.startswith("bos") else tokenizer.eos_id
 
     @cached_property
     def fingerprint(self) -> str:
@@ -133,7 +133,8 @@ def load_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path}: its `format` is not {FORMAT!r}, so another program wrote it")
     if content.get("format_version") != FORMAT_VERSION:
         raise DataError(
-            f"{path}: format_version {content.get('format_version')!r}; this release reads {FORMAT_VERSION}"
+            f"{path}: format_version {content.get('format_version')!r}; this release reads {FORMAT_VERSION}: "
+            "tokenize the corpus again"
         )
     try:
         manifest = Manifest(

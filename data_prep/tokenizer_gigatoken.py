@@ -16,6 +16,8 @@ from data_prep.segments import segments
 from data_prep.tokenizer import Tokenizer, TokenizerSpec
 
 SAMPLE_CHARS = 1 << 22  # of the user's corpus, compared before the backend is used
+# gigatoken 0.10 keeps every word that it has seen, about 100 bytes each and without end; then it is loaded anew.
+_CACHED_CHARS = 1 << 25
 
 
 class GigatokenTokenizer:
@@ -30,26 +32,33 @@ class GigatokenTokenizer:
         except ImportError as error:
             raise DataError("--backend gigatoken: the package is not installed; pip install gigatoken") from error
         self._reference = reference
+        self._spec = spec
         self.file = reference.file
         self.vocab_size = reference.vocab_size
         self.eos_id = reference.eos_id
         self.bos_id = reference.bos_id
         self.adds_prefix_space = reference.adds_prefix_space
-        kind = reference.record().kind
-        try:
-            fast, spellings = _load(gigatoken, kind, spec, reference)
-        except Exception as error:  # a beta library may raise anything on a file that it does not support
-            raise DataError(f"--backend gigatoken cannot load {spec.path} ({' '.join(str(error).split())})") from error
-        self._fast = fast
-        self._spellings = spellings
+        self._library = gigatoken
+        self._fast, self._spellings = self._loaded()
+        self._encoded_chars = 0
         # Of hundreds of spellings this is quick to look for.
-        self._prefix = os.path.commonprefix(spellings)  # noqa: RUF071 (no paths)
+        self._prefix = os.path.commonprefix(self._spellings)  # noqa: RUF071 (no paths)
+
+    def _loaded(self) -> tuple[Any, list[str]]:
+        try:
+            return _load(self._library, self._reference.record().kind, self._spec, self._reference)
+        except Exception as error:  # a beta library may raise anything on a file that it does not support
+            reason = " ".join(str(error).split())
+            raise DataError(f"--backend gigatoken cannot load {self._spec.path} ({reason})") from error
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
 
     def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        self._encoded_chars += sum(map(len, texts))
+        if self._encoded_chars > _CACHED_CHARS:
+            self._fast, self._encoded_chars = self._loaded()[0], 0
         return [
             np.array(self._reference.encode(text), dtype=np.uint32)
             if not text or (self._prefix in text and any(spelling in text for spelling in self._spellings))

@@ -9,8 +9,6 @@ import pytest
 from data_prep.errors import DataError
 from data_prep.mixture import Mixture, Source
 from data_prep.order import SampleOrder
-from data_prep.packing import DocumentEnds, document_mask
-from data_prep.reader import open_split
 from tests.support.datasets import write_dataset
 
 CONTEXT = 4
@@ -59,15 +57,3 @@ def test_weights_hold_at_every_moment_and_epochs_cover_each_source(folders: dict
 def test_what_does_not_fit_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="expected positive numbers"):
         mixture(folders, {"a": 0})
-
-
-def test_documents_of_windows(tmp_path: Path) -> None:
-    tokens = np.arange(20)
-    write_dataset(tmp_path, {"train": [tokens, tokens]}, document_lengths=[3, 10, 7])
-    split = open_split(tmp_path, "train")
-    ends = DocumentEnds(split)
-    starts = np.array([1, 18])
-    assert ends.document_ids(starts, 6).tolist() == [[0, 0, 1, 1, 1, 1], [2, 2, 3, 3, 3, 4]]
-    assert ends.positions(starts, 6).tolist() == [[0, 1, 0, 1, 2, 3], [0, 1, 0, 1, 2, 0]]
-    mask = document_mask(ends.document_ids(starts[:1], 4))
-    assert mask[0].astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from data_prep.errors import DataError
 from data_prep.manifest import Split, load_manifest
 from data_prep.reader import open_split
 from tests.support.datasets import write_dataset
+from tests.support.memory import resident_bytes
 
 
 def test_windows_cross_documents_and_shards(tmp_path: Path) -> None:
@@ -96,10 +96,6 @@ def test_resident_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         split.windows(np.arange(start, start + (8 << 16), 1 << 16), 1 << 15)
         most = max(most, resident_bytes() - before)
     assert most < 48 << 20 if bounded else most > 128 << 20
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def stretch(folder: Path, tokens: int, last: Sequence[int] = ()) -> None:

@@ -15,12 +15,14 @@ from tiktoken._educational import bpe_train
 from tiktoken.load import load_tiktoken_bpe
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from data_prep import tokenizer_gigatoken
 from data_prep.errors import DataError
 from data_prep.segments import segments
 from data_prep.sources.stdlib import stdlib_files, stdlib_root
 from data_prep.tokenizer import Tokenizer, TokenizerSpec, load_spec, load_tokenizer
 from data_prep.tokenizer_tiktoken import ENCODINGS
 from data_prep.training import train_sentencepiece
+from tests.support.memory import resident_bytes
 from tests.support.texts import SAMPLE_TEXTS
 
 TRICKY_TEXTS = [
@@ -191,3 +193,22 @@ def test_errors_name_the_file(tmp_path: Path, model_file: Path) -> None:
     refused(tmp_path / "dropout.json", "ids would be random", json.dumps(content).encode())
     with pytest.raises(DataError, match="no manifest"):
         load_tokenizer(tmp_path)
+
+
+def test_gigatokens_memory_is_bounded(
+    tokenizers_by_kind: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps each new word; a million of them are 60 MB and more."""
+    gigatoken = tokenizers_by_kind["gigatoken"]
+
+    def growth() -> int:
+        before = resident_bytes()
+        for start in range(0, 1_000_000, 10_000):
+            gigatoken.encode_batch([f" w{number:07}x" for number in range(start, start + 10_000)])
+        return resident_bytes() - before
+
+    monkeypatch.setattr(tokenizer_gigatoken, "_CACHED_CHARS", 1 << 20)
+    growth()  # up to what it always holds
+    assert growth() < 30 << 20
+    monkeypatch.setattr(tokenizer_gigatoken, "_CACHED_CHARS", 1 << 40)
+    assert growth() > 40 << 20
