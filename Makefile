@@ -6,12 +6,17 @@ DATA   := data/python-stdlib
 RUN    := runs/small
 ARGS   ?=
 
-.PHONY: setup data pretrain test tensorboard
+.PHONY: setup setup-dev data pretrain test tensorboard
 
 setup: $(VENV)/.installed
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -r requirements.txt
+	touch $@
+
+setup-dev: $(VENV)/.installed-dev
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(BIN)/pip install --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 # The corpus is the standard library of the machine's own Python; nothing is downloaded.
@@ -36,7 +41,7 @@ pretrain: setup data
 tensorboard: setup
 	$(BIN)/tensorboard --host 127.0.0.1 --logdir runs
 
-test: setup
+test: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK_BYTES = 1 << 20
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -19,6 +21,21 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and what is missing above it, so that they survive a power cut; it may exist already."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        fsync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the temporary files of `atomic_file` that a killed process left in `folder`."""
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink()
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from data_prep.errors import DataError
 from data_prep.megatron import TOKEN_DTYPES
 
 FORMAT = "deeploop-tokens"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+BUILDING = ".building"  # folder of a dataset that is not finished
+REPORT_NAME = "rejected.jsonl"  # what was left out for a fault, a line each
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class TokenizerRecord:
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
-    rule: str  # how a document becomes tokens, e.g. "text eos"
+    options: dict[str, str]  # what else is needed to load the file: `eos`, `encoding`
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was read. `fingerprint` covers names, sizes and contents (see `data_prep.sources`)."""
+    """What was read: `fingerprint` covers names, sizes and samples of the files (`sources.files`), `content` every
+    document's text in order."""
 
     files: int
     bytes: int
     fingerprint: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Manifest:
     """The typed content of `manifest.json`; nothing in it depends on worker counts, machines or the time."""
 
     name: str
+    document_rule: str  # how a document becomes tokens: "text eos" or "bos text eos"
     dtype: str  # a key of megatron.TOKEN_DTYPES
     tokenizer: TokenizerRecord
     splits: dict[str, Split]
@@ -82,7 +87,7 @@ class Manifest:
     def separator_id(self) -> int | None:
         """The token before every document: BOS where documents begin with it, otherwise EOS of the one before."""
         tokenizer = self.tokenizer
-        return tokenizer.bos_id if tokenizer.rule.startswith("bos") else tokenizer.eos_id
+        return tokenizer.bos_id if self.document_rule.startswith("bos") else tokenizer.eos_id
 
     @cached_property
     def fingerprint(self) -> str:
@@ -115,7 +120,7 @@ def load_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        unfinished = (folder / ".building").exists()
+        unfinished = (folder / BUILDING).exists()
         reason = (
             "its tokenization has not finished; run the same tokenize command again"
             if unfinished
@@ -128,11 +133,13 @@ def load_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path}: its `format` is not {FORMAT!r}, so another program wrote it")
     if content.get("format_version") != FORMAT_VERSION:
         raise DataError(
-            f"{path}: format_version {content.get('format_version')!r}; this release reads {FORMAT_VERSION}"
+            f"{path}: format_version {content.get('format_version')!r}; this release reads {FORMAT_VERSION}: "
+            "tokenize the corpus again"
         )
     try:
         manifest = Manifest(
             name=content["name"],
+            document_rule=content["document_rule"],
             dtype=content["dtype"],
             tokenizer=TokenizerRecord(**content["tokenizer"]),
             splits={

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from data_prep.errors import DataError
 
 _ROUNDS = 8
+_BLOCK = 1 << 13  # positions permuted at once
 
 
 def num_samples(num_tokens: int, context: int) -> int:
@@ -77,21 +78,32 @@ class SampleOrder:
         self.seed = seed
         self._epoch = -1
         self._permutation = Permutation(1, b"")
+        self._block_key = (-1, -1)
+        self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    def _of_epoch(self, epoch: int) -> Permutation:
-        if epoch != self._epoch:
-            self._permutation = Permutation(self.num_samples, f"deeploop order {self.seed} {epoch}".encode())
-            self._epoch = epoch
-        return self._permutation
+    def _of_block(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """Ids of the block's positions; the last block is kept, since small requests follow each other."""
+        if (epoch, block) != self._block_key:
+            if epoch != self._epoch:
+                self._permutation = Permutation(self.num_samples, f"deeploop order {self.seed} {epoch}".encode())
+                self._epoch = epoch
+            start = block * _BLOCK
+            self._block = self._permutation(np.arange(start, min(start + _BLOCK, self.num_samples), dtype=np.int64))
+            self._block_key = (epoch, block)
+        return self._block
+
+    def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at any positions; int64 [n] -> int64 [n]."""
+        epochs, within = np.divmod(positions, self.num_samples)
+        blocks, places = np.divmod(within, _BLOCK)
+        keys = epochs * (self.num_samples // _BLOCK + 1) + blocks
+        ids = np.empty_like(within)
+        for key in np.unique(keys).tolist():
+            here = keys == key
+            first = int(np.argmax(here))
+            ids[here] = self._of_block(int(epochs[first]), int(blocks[first]))[places[here]]
+        return ids
 
     def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
         """Sample ids at positions start .. start + count - 1; int64 [count]."""
-        ids = np.empty(count, dtype=np.int64)
-        done = 0
-        while done < count:
-            epoch, within = divmod(start + done, self.num_samples)
-            take = min(count - done, self.num_samples - within)
-            positions = np.arange(within, within + take, dtype=np.int64)
-            ids[done : done + take] = self._of_epoch(epoch)(positions)
-            done += take
-        return ids
+        return self.ids_at(np.arange(start, start + count, dtype=np.int64))

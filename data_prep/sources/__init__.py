@@ -1,1 +1,1 @@
-"""Where documents come from."""
+"""Where documents come from: files, archives, tables, the embedded corpus."""

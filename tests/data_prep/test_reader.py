@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.errors import DataError
-from data_prep.manifest import load_manifest
+from data_prep.manifest import Split, load_manifest
 from data_prep.reader import open_split
 from tests.support.datasets import write_dataset
+from tests.support.memory import resident_bytes
 
 
 def test_windows_cross_documents_and_shards(tmp_path: Path) -> None:
@@ -55,20 +59,64 @@ def test_more_shards_than_open_files(tmp_path: Path) -> None:
     assert np.array_equal(windows[:, 0], np.arange(1500))
 
 
+def test_a_hundred_thousand_shards_open_in_seconds(tmp_path: Path) -> None:
+    """Hard links to one pair stand for the shards: their number is what costs time."""
+    made = write_dataset(tmp_path, {"train": [np.arange(8)]})
+    shards = []
+    for number in range(100_000):
+        prefix = f"{number // 1000:03}/{number:06}"
+        if number % 1000 == 0:
+            (tmp_path / prefix).parent.mkdir()
+            for suffix in ("bin", "idx"):  # a file can have some 65,000 links
+                content = (tmp_path / f"corpus-train-00000.{suffix}").read_bytes()
+                (tmp_path / f"{prefix}.{suffix}").write_bytes(content)
+            first = prefix
+        else:
+            (tmp_path / f"{prefix}.bin").hardlink_to(tmp_path / f"{first}.bin")
+        shards.append(replace(made.splits["train"].shards[0], prefix=prefix))
+    split = Split(tokens=800_000, documents=100_000, text_bytes=None, shards=tuple(shards))
+    replace(made, splits={"train": split}).save(tmp_path)
+    begun = time.process_time()  # of the CPU, which other work on the machine does not stretch
+    opened = open_split(tmp_path, "train")
+    windows = opened.windows(np.array([0, 799_996, 400_004]), 4)
+    assert time.process_time() - begun < 10
+    assert windows.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_resident_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounded: bool) -> None:
+    """All of a sparse shard of 192 MiB is read; without the bound all of it would be resident."""
+    monkeypatch.setattr("data_prep.reader._MAPPED_BYTES", 1 << 23 if bounded else 1 << 40)
+    write_dataset(tmp_path, {"train": [np.arange(8)]}, dtype="uint16")
+    tokens = 96 << 20
+    stretch(tmp_path, tokens)
+    split = open_split(tmp_path, "train")
+    before, most = resident_bytes(), 0
+    for start in range(0, tokens, 8 << 16):
+        split.windows(np.arange(start, start + (8 << 16), 1 << 16), 1 << 15)
+        most = max(most, resident_bytes() - before)
+    assert most < 48 << 20 if bounded else most > 128 << 20
+
+
+def stretch(folder: Path, tokens: int, last: Sequence[int] = ()) -> None:
+    """Makes the only shard of a folder a sparse file of so many tokens that ends with `last`."""
+    path, dtype = folder / "corpus-train-00000.bin", load_manifest(folder).dtype
+    size = path.stat().st_size
+    ends = np.array(last, dtype=dtype).tobytes()
+    with path.open("r+b") as file:
+        file.truncate(tokens * np.dtype(dtype).itemsize - len(ends))
+        file.seek(0, 2)
+        file.write(ends)
+    manifest = folder / "manifest.json"
+    text = manifest.read_text().replace('"tokens": 8', f'"tokens": {tokens}')
+    manifest.write_text(text.replace(f'"bin_bytes": {size}', f'"bin_bytes": {path.stat().st_size}'))
+
+
 def test_tokens_beyond_four_gibibytes(tmp_path: Path) -> None:
     """A sparse shard whose last tokens lie past 4 GiB."""
     write_dataset(tmp_path, {"train": [np.arange(8)]}, dtype="int32")
-    path = tmp_path / "corpus-train-00000.bin"
     tokens = 2**30 + 1000
-    with path.open("r+b") as file:
-        file.truncate(tokens * 4)
-        file.seek(-16, 2)
-        file.write(np.array([1, 2, 3, 4], dtype="<i4").tobytes())
-    manifest = tmp_path / "manifest.json"
-    text = manifest.read_text()
-    manifest.write_text(
-        text.replace('"tokens": 8', f'"tokens": {tokens}').replace('"bin_bytes": 32', f'"bin_bytes": {tokens * 4}')
-    )
+    stretch(tmp_path, tokens, [1, 2, 3, 4])
     split = open_split(tmp_path, "train")
     assert split.windows(np.array([tokens - 4, 0]), 4).tolist() == [[1, 2, 3, 4], [0, 1, 2, 3]]
 

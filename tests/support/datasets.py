@@ -54,10 +54,11 @@ def write_dataset(
         records[split] = Split(total, documents, total, tuple(written))
     manifest = Manifest(
         name="corpus",
+        document_rule="text eos",
         dtype=dtype,
-        tokenizer=TokenizerRecord("sentencepiece", None, None, "test", vocab_size, 0, None, "text eos"),
+        tokenizer=TokenizerRecord("sentencepiece", None, None, "test", vocab_size, 0, None, {}),
         splits=records,
-        inputs=Inputs(files=0, bytes=0, fingerprint=""),
+        inputs=Inputs(files=0, bytes=0, fingerprint="", content=""),
         rejected={},
         settings={},
         command="",

@@ -1,0 +1,1 @@
+"""Tokenizing a corpus into a dataset folder: by many processes, stoppable at any moment."""
