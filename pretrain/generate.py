@@ -66,6 +66,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def report(args: argparse.Namespace) -> str:
     """Every text, and what it took."""
+    check_options(args)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
     early_exit = early_exit_of(args)
     folder = find_checkpoint(args.checkpoint)
@@ -92,6 +93,19 @@ def report(args: argparse.Namespace) -> str:
         lines.append(text.prompt + text.continuation)
     lines.append(f"--- {generated.mean_rounds:.2f} rounds per token, cache of {generated.cache_bytes:,} bytes")
     return "".join(line + "\n" for line in lines)
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raises ModelConfigError for what the model and its sampling would not notice."""
+    if args.seed < 0:
+        raise ModelConfigError(f"--seed: {args.seed} must be 0 or more")
+    if "" in args.stop:
+        raise ModelConfigError("--stop: an empty text is found everywhere; leave the option out")
+    try:
+        torch.zeros(1, device=args.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelConfigError(f"--device: {args.device!r} cannot be used: {reason}") from None
 
 
 def early_exit_of(args: argparse.Namespace) -> EarlyExit | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel, ModelConfigError
-from deeploop_model.early_exit import EarlyExit
+from deeploop_model.early_exit import EarlyExit, divergence
 from deeploop_model.kv_cache import KVCache
 
 VOCAB = 37
@@ -196,6 +196,13 @@ def test_a_sequence_stops_when_its_last_token_would_and_kl_counts_nats() -> None
         output = model(text, cache=KVCache(model.config, 1, 16, 6), early_exit=rule)
         assert output.rounds[0].tolist() == [expected] * 10, (criterion, largest)
         torch.testing.assert_close(output.logits, model(text, num_rounds=expected).logits, rtol=0, atol=1e-11)
+
+
+def test_predictions_that_no_longer_change_do_not_stop_at_threshold_zero() -> None:
+    log_p = torch.randn(1, 500, 400, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    log_q = (log_p + 1e-7).log_softmax(-1)  # the same distribution, rounded otherwise
+    assert float((log_p.exp() * (log_p - log_q)).sum(-1).min()) < 0
+    assert float(divergence(log_p, log_q).min()) == 0
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,10 @@ def test_draws_repeat_by_seed_and_end_before_a_stop_text(run_folder: Path, capsy
         (["--exit-threshold", "0.1", "--exit-floor", "1"], "exit floor: 1 must be 2 or more"),
         (["--exit-floor", "3"], "--exit-floor: has no effect without --exit-threshold"),
         (["--data", "nowhere"], "nowhere"),
+        (["--seed", "-1"], "--seed: -1 must be 0 or more"),
+        (["--stop", ""], "--stop: an empty text is found everywhere"),
+        (["--device", "abacus"], "--device: 'abacus' cannot be used: "),
+        (["--device", "cuda:99"], "--device: 'cuda:99' cannot be used: "),
     ],
 )
 def test_mistakes_are_one_line(
