@@ -86,7 +86,9 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         saved = checkpoint.read_state(resumed) if resumed else None
         model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
         if config.train.initial_weights and not saved:
-            origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights))
+            origin = "\n" + load_initial_weights(
+                model, Path(config.train.initial_weights), training_split.manifest.tokenizer.sha256
+            )
         frozen = freeze(model, config.train.trainable, config.train.frozen)
         state_at = partial(run_state, config, ds_config, training_split, ranks, frozen)
         if resumed and saved:
@@ -168,12 +170,14 @@ def run_state(
     return checkpoint.RunState(
         step=step,
         samples=step * config.train.global_batch_size,
+        global_batch_size=config.train.global_batch_size,
         seed=config.train.seed,
         world_size=ranks.world_size,
         zero_stage=ds_config.get("zero_optimization", {}).get("stage", 0),
         model=checkpoint.model_fields(config.model),
         alpha=config.model.rule.alpha,
         data_fingerprint=split.manifest.fingerprint,
+        tokenizer_sha256=split.manifest.tokenizer.sha256,
         frozen=frozen,
         flops=flops,
     )
