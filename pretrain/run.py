@@ -134,7 +134,8 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
             log.restart_clock(step)
 
     if tokenizer:
-        log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{sample(engine, tokenizer, config, ranks)}\n")
+        text = sample(engine, tokenizer, training_split, config, ranks)
+        log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{text}\n")
     log.say(f"done: {step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
     log.close()
 
@@ -188,7 +189,7 @@ def flops_per_token(config: RunConfig, num_rounds: int) -> int:
     return train_flops(config.model, num_rounds, backprop_rounds=train.backprop_rounds, round_loss=train.round_loss)
 
 
-def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks) -> str:
+def sample(engine: Engine, tokenizer: Tokenizer, split: TokenSplit, config: RunConfig, ranks: Ranks) -> str:
     monitor = config.monitor
     return sample_text(
         engine,
@@ -196,6 +197,7 @@ def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks
         tokenizer,
         monitor.sample_prompt,
         monitor.sample_tokens,
+        split.manifest.separator_id,
         config.train.seed,
         ranks.device,
     )
