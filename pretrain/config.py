@@ -23,13 +23,26 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True)
+class WeightedDataset:
+    """One dataset of a mixture."""
+
+    path: Text
+    weight: Annotated[float, Gt(0)]
+    """Its share of the samples, relative to the others' weights."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where the tokens are."""
 
-    path: Text
-    """A dataset folder that `python -m data_prep tokenize` wrote."""
+    path: Text | Annotated[tuple[WeightedDataset, ...], MinLen(1)]
+    """A dataset folder that `python -m data_prep tokenize` wrote, or a list of {path: ..., weight: ...}."""
     separate_documents: bool = False
     """Whether attention and positions stay within each document of a window, in training and validation."""
+
+    @property
+    def sources(self) -> tuple[WeightedDataset, ...]:
+        return (WeightedDataset(self.path, 1.0),) if isinstance(self.path, str) else self.path
 
 
 @dataclass(frozen=True)

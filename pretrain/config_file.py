@@ -18,10 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from data_prep.order import num_samples
-from data_prep.reader import open_split
 from deeploop_model import DeepLoopModel, ExponentRule, ModelConfigError
 from deeploop_model.presets import preset_fields
-from pretrain.config import RunConfig
+from pretrain.config import RunConfig, WeightedDataset
 from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
 from pretrain.rounds import (
@@ -32,6 +31,7 @@ from pretrain.rounds import (
     check_round_loss,
     check_rounds,
 )
+from pretrain.run_data import open_data
 from pretrain.schedule import check_schedule
 from pretrain.text_file import read_text
 
@@ -138,21 +138,19 @@ def _refuse_infinite(node: Any, path: tuple[str, ...], source: str) -> None:
 
 def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) -> RunConfig:
     """Takes the vocabulary from the data unless the file sets it; the data must fit the model."""
-    split = open_split(Path(config.data.path), "train")
+    try:
+        data = open_data(config)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    vocab_size = max(split.vocab_size for split in data.training.splits)
     if not vocab_given:
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=split.vocab_size))
-    if split.vocab_size > config.model.vocab_size:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    if vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"{source}: model.vocab_size: {config.model.vocab_size} is smaller than the vocabulary of "
-            f"{config.data.path}, {split.vocab_size}; leave the key out, or set it to {split.vocab_size} or more"
+            f"{data.tokenizer_folder}, {vocab_size}; leave the key out, or set it to {vocab_size} or more"
         )
-    num_samples(split.num_tokens, config.model.context_length)
-    if config.data.separate_documents and split.manifest.separator_id is None:
-        raise ConfigError(
-            f"{source}: data.separate_documents: true, but {config.data.path} has no token between documents; use false"
-        )
-    if config.train.validate_every:
-        validation = open_split(Path(config.data.path), "validation")
+    for validation in data.validation.values():
         num_samples(validation.num_tokens, config.model.context_length)
     return config
 
@@ -206,6 +204,8 @@ def _known_keys(section: tuple[str, ...], tree: dict[str, Any]) -> list[str]:
         node = functools.reduce(lambda node, key: node[int(key) if isinstance(node, list) else key], section, tree)
         forms = {"uniform": UniformRounds, "poisson_lognormal": PoissonLognormalRounds}
         return [field.name for field in dataclasses.fields(forms.get(str(node.get("distribution")), RoundsStage))]
+    if section[:2] == ("data", "path"):
+        return [field.name for field in dataclasses.fields(WeightedDataset)]
     if section == ("model", "residual"):
         return [field.name for field in dataclasses.fields(ExponentRule)]
     names = [field.name for field in dataclasses.fields(get_type_hints(RunConfig)[section[0]])]

@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_prep.order import SampleOrder, num_samples
+from data_prep.feed import Feed, Share
 from data_prep.reader import TokenSplit
 from pretrain.config import RunConfig
 from pretrain.ranks import Ranks
+from pretrain.run_data import RunData
 
 
 class Batch(NamedTuple):
@@ -33,51 +34,52 @@ class Batch(NamedTuple):
 def windows_on_device(
     split: TokenSplit, sample_ids: NDArray[np.int64], context: int, device: torch.device, *, separate_documents: bool
 ) -> Batch:
-    """Windows of context + 1 tokens with stride context: tokens 0..context - 1, and the same shifted by one."""
+    """Some windows of one split, by their number in it."""
     window = torch.from_numpy(split.windows(sample_ids * context, context + 1))
+    return batch_of(window, device, split.manifest.separator_id if separate_documents else None)
+
+
+def batch_of(window: Tensor, device: torch.device, separator_id: int | None) -> Batch:
+    """Windows of context + 1 tokens, int64 [B, T + 1], as a batch. None for attention across documents."""
     if device.type == "cuda":
-        window = window.pin_memory().to(device, non_blocking=True)
+        window = (window if window.is_pinned() else window.pin_memory()).to(device, non_blocking=True)
     tokens_BT, targets_BT = window[:, :-1], window[:, 1:]
-    documents_BT = document_ids(tokens_BT, split.manifest.separator_id) if separate_documents else None
-    return Batch(tokens_BT, targets_BT, documents_BT)
+    return Batch(tokens_BT, targets_BT, None if separator_id is None else document_ids(tokens_BT, separator_id))
 
 
-def document_ids(tokens_BT: Tensor, separator_id: int | None) -> Tensor:
+def document_ids(tokens_BT: Tensor, separator_id: int) -> Tensor:
     """0 until the first separator, 1 from it on, and so on, [B, T].
 
     The separator belongs to the document after it, as in generation, where it stands before the prompt: it is the
     token that the document's first token is predicted from.
     """
-    assert separator_id is not None  # checked with the configuration
     return (tokens_BT == separator_id).cumsum(dim=1)
 
 
 class TrainFeed:
-    """This rank's micro-batches of every global batch of the run."""
+    """This rank's micro-batches of every global batch of the run, read ahead by a thread. Close it at the end."""
 
-    def __init__(self, split: TokenSplit, config: RunConfig, accumulation: int, ranks: Ranks) -> None:
-        self._split = split
-        self._context = config.model.context_length
-        self._separate_documents = config.data.separate_documents
-        self._order = SampleOrder(num_samples(split.num_tokens, self._context), config.train.seed)
-        self._global_batch = config.train.global_batch_size
-        self._micro_batch = config.train.micro_batch_size
+    def __init__(self, data: RunData, config: RunConfig, accumulation: int, ranks: Ranks) -> None:
+        train = config.train
+        self._mixture = data.training
+        self._share = Share(train.global_batch_size, train.micro_batch_size, ranks.rank, ranks.world_size)
+        self._separator_id = data.separator_id if config.data.separate_documents else None
         self._accumulation = accumulation
-        self._ranks = ranks
+        self._device = ranks.device
+        self._feed: Feed | None = None
+        self._next = -1
 
-    def micro_batches(self, step: int) -> Iterator[Batch]:
-        """What this rank accumulates in step `step`, each of [micro batch, context]."""
-        for accumulated in range(self._accumulation):
-            yield windows_on_device(
-                self._split,
-                self.sample_ids(step, accumulated),
-                self._context,
-                self._ranks.device,
-                separate_documents=self._separate_documents,
-            )
+    def micro_batches(self, batch: int) -> Iterator[Batch]:
+        """What this rank accumulates of global batch `batch`, each of [micro batch, context]."""
+        if self._feed is None or batch != self._next:
+            self.close()
+            self._feed = Feed(self._mixture, self._share, consumed=batch * self._share.global_batch)
+        self._next = batch + 1
+        for _ in range(self._accumulation):
+            yield batch_of(next(self._feed), self._device, self._separator_id)
 
-    def sample_ids(self, step: int, accumulated: int) -> NDArray[np.int64]:
-        """Sample indices of one micro-batch of this rank."""
-        first = step * self._global_batch
-        offset = (accumulated * self._ranks.world_size + self._ranks.rank) * self._micro_batch
-        return self._order.sample_ids(first + offset, self._micro_batch)
+    def close(self) -> None:
+        """Ends the reading thread."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None

@@ -128,6 +128,8 @@ def dataset_of(checkpoint: Path, data: Path | None) -> Path:
         return data
     run_config = checkpoint.parent.parent / "config.yaml"
     path = read_yaml(run_config).get("data", {}).get("path")
+    if isinstance(path, list):  # a mixture: all of them have one tokenizer
+        path = path[0]["path"]
     if path is None or not Path(path).is_dir():
         raise CheckpointError(f"{run_config}: data.path: {path}: no such folder from here; give --data FOLDER")
     return Path(path)

@@ -19,7 +19,6 @@ if __package__ in (None, ""):  # run by path: import from the repository, not fr
 
 from typing import Any
 
-from data_prep.reader import TokenSplit, open_split
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
 from deeploop_model.flops import train_flops
@@ -35,6 +34,7 @@ from pretrain.generation import sample_text
 from pretrain.provenance import write_resolved_config
 from pretrain.ranks import Ranks, mean_over_ranks, process_group, together
 from pretrain.rounds import rounds_of_step
+from pretrain.run_data import RunData, open_data
 from pretrain.run_log import RunLog
 from pretrain.schedule import learning_rate
 from pretrain.seeding import seed_step
@@ -79,18 +79,15 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
     """The run, from its first or last saved step to its last."""
     out, origin = Path(config.out), ""
     with together():
-        training_split = open_split(Path(config.data.path), "train")
-        validation_split = open_split(Path(config.data.path), "validation") if config.train.validate_every else None
-        tokenizer = load_tokenizer(Path(config.data.path)) if config.monitor.sample_tokens else None
+        data = open_data(config)
+        tokenizer = load_tokenizer(data.tokenizer_folder) if config.monitor.sample_tokens else None
         resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
         saved = checkpoint.read_state(resumed) if resumed else None
         model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
         if config.train.initial_weights and not saved:
-            origin = "\n" + load_initial_weights(
-                model, Path(config.train.initial_weights), training_split.manifest.tokenizer.sha256
-            )
+            origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights), data.tokenizer_sha256)
         frozen = freeze(model, config.train.trainable, config.train.frozen)
-        state_at = partial(run_state, config, ds_config, training_split, ranks, frozen)
+        state_at = partial(run_state, config, ds_config, data, ranks, frozen)
         if resumed and saved:
             checkpoint.check_match(resumed, saved, state_at(saved.step, saved.flops))
         if ranks.is_main:
@@ -101,7 +98,7 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         checkpoint.load(engine, resumed)
     step, flops = (saved.step, saved.flops) if saved else (0, 0)
     accumulation = accumulation_steps(config, ranks.world_size)
-    feed = TrainFeed(training_split, config, accumulation, ranks)
+    feed = TrainFeed(data, config, accumulation, ranks)
     tokens_per_step = config.train.global_batch_size * config.model.context_length
     log = RunLog(
         out,
@@ -124,17 +121,20 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         last = step == config.train.steps
         if last or step % config.monitor.log_every == 0:
             grad_norm = float(engine.get_global_grad_norm())
-            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=grad_norm, rounds=num_rounds, flops=flops)
-        if validation_split and due(step, config.train.validate_every, last):
-            log.validation(step, validation_loss(engine, validation_split, config, ranks))
+            counts = {"rounds": num_rounds, "flops": flops, **data.epochs(step * config.train.global_batch_size)}
+            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=grad_norm, counts=counts)
+        if data.validation and due(step, config.train.validate_every, last):
+            losses = {n: validation_loss(engine, split, config, ranks) for n, split in data.validation.items()}
+            log.validation(step, losses, data.weights)
             log.restart_clock(step)
         if due(step, config.checkpoint.every, last):
             folder = checkpoint.save(engine, out / "checkpoints", state_at(step, flops), is_main=ranks.is_main)
             log.say(f"saved {folder}")
             log.restart_clock(step)
 
+    feed.close()
     if tokenizer:
-        text = sample(engine, tokenizer, training_split, config, ranks)
+        text = sample(engine, tokenizer, data, config, ranks)
         log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{text}\n")
     log.say(f"done: {step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
     log.close()
@@ -161,7 +161,7 @@ def headline(config: RunConfig, ranks: Ranks, accumulation: int, step: int, resu
 def run_state(
     config: RunConfig,
     ds_config: dict[str, Any],
-    split: TokenSplit,
+    data: RunData,
     ranks: Ranks,
     frozen: list[str],
     step: int,
@@ -177,8 +177,8 @@ def run_state(
         zero_stage=ds_config.get("zero_optimization", {}).get("stage", 0),
         model=checkpoint.model_fields(config.model),
         alpha=config.model.rule.alpha,
-        data_fingerprint=split.manifest.fingerprint,
-        tokenizer_sha256=split.manifest.tokenizer.sha256,
+        data_fingerprint=data.fingerprint,
+        tokenizer_sha256=data.tokenizer_sha256,
         frozen=frozen,
         flops=flops,
     )
@@ -189,7 +189,7 @@ def flops_per_token(config: RunConfig, num_rounds: int) -> int:
     return train_flops(config.model, num_rounds, backprop_rounds=train.backprop_rounds, round_loss=train.round_loss)
 
 
-def sample(engine: Engine, tokenizer: Tokenizer, split: TokenSplit, config: RunConfig, ranks: Ranks) -> str:
+def sample(engine: Engine, tokenizer: Tokenizer, data: RunData, config: RunConfig, ranks: Ranks) -> str:
     monitor = config.monitor
     return sample_text(
         engine,
@@ -197,7 +197,7 @@ def sample(engine: Engine, tokenizer: Tokenizer, split: TokenSplit, config: RunC
         tokenizer,
         monitor.sample_prompt,
         monitor.sample_tokens,
-        split.manifest.separator_id,
+        data.separator_id,
         config.train.seed,
         ranks.device,
     )

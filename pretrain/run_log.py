@@ -44,26 +44,28 @@ class RunLog:
         """Speed is measured from here: validation and checkpoints do not count as training time."""
         self._clock_step, self._clock_time = step, time.perf_counter()
 
-    def training(self, step: int, *, loss: float, lr: float, grad_norm: float, rounds: int, flops: int) -> None:
-        """One line of metrics, TensorBoard points and a progress line for the step just done."""
+    def training(self, step: int, *, loss: float, lr: float, grad_norm: float, counts: dict[str, float]) -> None:
+        """Metrics, TensorBoard points and a progress line for the step just done; `counts` are further numbers."""
         if not self._is_main:
             return
         seconds = (time.perf_counter() - self._clock_time) / (step - self._clock_step)
         speed = self._tokens_per_step / seconds
         left = seconds * (self._steps - step)
         self.restart_clock(step)
-        values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "rounds": rounds, "flops": flops}
+        values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, **counts}
         self._write(step, {**values, "tokens_per_second": round(speed, 1)}, prefix="train")
         self.say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  lr {lr:.2e}  "
             f"grad norm {grad_norm:.3f}  {speed:,.0f} tokens/s  {_clock(left)} left"
         )
 
-    def validation(self, step: int, loss: float) -> None:
-        """The validation loss after `step` steps."""
+    def validation(self, step: int, losses: dict[str, float], weights: dict[str, float]) -> None:
+        """The validation loss after `step` steps: the sources' losses, weighted as in training."""
         if not self._is_main:
             return
-        self._write(step, {"val_loss": loss}, prefix="validation")
+        loss = sum(weights[name] * losses[name] for name in losses)
+        by_source = {f"val_loss/{name}": loss for name, loss in losses.items()} if len(losses) > 1 else {}
+        self._write(step, {"val_loss": loss, **by_source}, prefix="validation")
         self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
 
     def say(self, line: str) -> None:
@@ -81,8 +83,8 @@ class RunLog:
         self._metrics.write(json.dumps({k: _json_number(v) for k, v in line.items()}) + "\n")
         self._metrics.flush()
         if self._monitor.enabled:
-            names = {"val_loss": "loss"}
-            self._monitor.write_events([(f"{prefix}/{names.get(k, k)}", v, step) for k, v in values.items()])
+            tags = [(f"{prefix}/{key.replace('val_loss', 'loss')}", value, step) for key, value in values.items()]
+            self._monitor.write_events(tags)
 
 
 def _json_number(value: float) -> float | str:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from data_prep.reader import open_split
 from deeploop_model import DeepLoopConfig, DeepLoopModel
 from pretrain.config_file import check_config
 from pretrain.data_feed import TrainFeed
@@ -17,6 +16,7 @@ from pretrain.engine import build_engine, parameter_groups, train_step
 from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
 from pretrain.ranks import Ranks, process_group
+from pretrain.run_data import open_data
 from tests.support.ranks import run_ranks
 from tests.support.runs import CPU_CONFIG, small_tree
 
@@ -74,7 +74,7 @@ def train_with_frozen_weights(out: Path, data: Path, frozen: list[str]) -> Train
         names = freeze(model, config.train.trainable, config.train.frozen)
         engine = build_engine(model, config, ds_config)
         accumulation = accumulation_steps(config, ranks.world_size)
-        feed = TrainFeed(open_split(data, "train"), config, accumulation, ranks)
+        feed = TrainFeed(open_data(config), config, accumulation, ranks)
         before = {name: w.detach().clone() for name, w in engine.module.named_parameters()}
         for step in range(3):
             train_step(engine, feed.micro_batches(step), 2, config.train)

@@ -85,7 +85,7 @@ def test_run_learns_and_leaves_what_it_promises(pair: tuple[Path, Path], dataset
     lines = metrics(whole)
     training = [line for line in lines if "loss" in line]
     assert training[-1]["loss"] < training[0]["loss"] - 0.5
-    assert training[-1].keys() == {"step", "tokens", "loss", "lr", "grad_norm", "rounds", "flops"}
+    assert training[-1].keys() == {"step", "tokens", "loss", "lr", "grad_norm", "rounds", "flops", "epoch"}
     assert training[-1]["tokens"] == 20 * 8 * 16
     assert [line["step"] for line in lines if "val_loss" in line] == [10, 20]
     assert sorted(p.name for p in (whole / "checkpoints").iterdir() if p.is_dir()) == ["step_00000010", "step_00000020"]

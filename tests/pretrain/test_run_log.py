@@ -22,9 +22,9 @@ def log_of_a_resumed_run(out: Path) -> None:
         monitor = MonitorMaster(get_monitor_config(settings))
         for is_main in (True, False):
             log = RunLog(out, monitor, first_step=2, steps=10, tokens_per_step=100, is_main=is_main)
-            log.training(3, loss=2.5, lr=1e-3, grad_norm=0.25, rounds=2, flops=10**15)
-            log.training(4, loss=math.nan, lr=1e-3, grad_norm=math.inf, rounds=3, flops=2 * 10**15)
-            log.validation(4, 2.25)
+            log.training(3, loss=2.5, lr=1e-3, grad_norm=0.25, counts={"rounds": 2, "flops": 10**15})
+            log.training(4, loss=math.nan, lr=1e-3, grad_norm=math.inf, counts={"rounds": 3, "flops": 2 * 10**15})
+            log.validation(4, {"a": 2.0, "b": 3.0}, {"a": 0.75, "b": 0.25})
             log.close()
 
 
@@ -49,7 +49,7 @@ def test_lines_of_a_resumed_run(tmp_path: Path) -> None:
         "flops": 10**15,
     }
     assert (lines[3]["loss"], lines[3]["grad_norm"]) == ("nan", "inf")
-    assert lines[4] == {"step": 4, "tokens": 400, "val_loss": 2.25}
+    assert lines[4] == {"step": 4, "tokens": 400, "val_loss": 2.25, "val_loss/a": 2.0, "val_loss/b": 3.0}
 
     progress = [line for line in result.stdout.splitlines() if line.startswith("step")]
     assert len(progress) == 3
