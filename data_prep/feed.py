@@ -1,19 +1,22 @@
 """Batches for one rank: read ahead by a thread, in pinned memory where there is an accelerator.
 
-Global batch s holds the samples at positions s*G .. s*G + G - 1. Of these, rank r of W takes those at offsets
-r*G/W .. (r+1)*G/W - 1, micro-batch by micro-batch; so the content of a step is the same for every W and micro-batch
-size, and the count of samples consumed is the whole state.
+Global batch s holds the samples at positions s*G .. s*G + G - 1. Of these, micro-batch a of rank r of W holds the B at
+offsets (a*W + r)*B and after; so the content of a step is the same for every W and B, and the count of samples consumed
+is the whole state.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from data_prep.errors import DataError
 from data_prep.mixture import Mixture
@@ -36,22 +39,32 @@ class Share:
             )
 
 
+class MicroBatch(NamedTuple):
+    """Each int64 [micro_batch, context + 1], pinned where there is an accelerator."""
+
+    tokens: torch.Tensor
+    documents: torch.Tensor | None  # ids that attention may stay within, if they were asked for
+
+
 class Feed:
-    """Iterates over this rank's micro-batches, int64 [micro_batch, context + 1], from `consumed` samples on.
+    """Iterates over this rank's micro-batches from `consumed` samples on.
 
     `consumed` counts the samples of all ranks in the global batches that have been handed out completely. A fault
     of the reading thread is raised where its batch was due. Close it, or use it in a `with` block.
     """
 
-    def __init__(self, mixture: Mixture, share: Share, consumed: int = 0, prefetch: int = 4) -> None:
+    def __init__(
+        self, mixture: Mixture, share: Share, consumed: int = 0, *, with_documents: bool = False, prefetch: int = 4
+    ) -> None:
         if consumed % share.global_batch:
             raise DataError(f"{consumed} samples consumed is no multiple of the global batch {share.global_batch}")
         self._mixture = mixture
         self._share = share
         self._start = consumed
         self._handed_out = 0
+        self._with_documents = with_documents
         self._pin = torch.cuda.is_available()
-        self._ready: queue.Queue[torch.Tensor | BaseException] = queue.Queue(prefetch)
+        self._ready: queue.Queue[MicroBatch | BaseException] = queue.Queue(prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="data-feed", daemon=True)
         self._thread.start()
@@ -62,22 +75,23 @@ class Feed:
         per_step = self._share.global_batch // (self._share.micro_batch * self._share.world_size)
         return self._start + self._handed_out // per_step * self._share.global_batch
 
-    def _positions(self) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    def _positions(self) -> Iterator[NDArray[np.int64]]:
         share = self._share
-        mine = share.global_batch // share.world_size
-        step = self._start // share.global_batch
-        while True:
-            first = step * share.global_batch + share.rank * mine
-            for offset in range(0, mine, share.micro_batch):
-                yield np.arange(first + offset, first + offset + share.micro_batch, dtype=np.int64)
-            step += 1
+        # Micro-batches of all ranks follow each other without a gap, also from one global batch to the next.
+        start = self._start + share.rank * share.micro_batch
+        for first in itertools.count(start, share.world_size * share.micro_batch):
+            yield np.arange(first, first + share.micro_batch, dtype=np.int64)
+
+    def _tensor(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(rows)
+        return tensor.pin_memory() if self._pin else tensor
 
     def _read(self) -> None:
-        item: torch.Tensor | BaseException
+        item: MicroBatch | BaseException
         for positions in self._positions():
             try:
-                item = torch.from_numpy(self._mixture.samples(positions))
-                item = item.pin_memory() if self._pin else item
+                documents = self._tensor(self._mixture.document_ids(positions)) if self._with_documents else None
+                item = MicroBatch(self._tensor(self._mixture.samples(positions)), documents)
             except BaseException as error:  # handed over to the thread that asks for the batch
                 item = error
             while not self._stop.is_set():
@@ -92,7 +106,7 @@ class Feed:
     def __iter__(self) -> Feed:
         return self
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self) -> MicroBatch:
         item = self._ready.get()
         if isinstance(item, BaseException):
             raise item

@@ -7,7 +7,9 @@ through its own keyed permutation, epoch after epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from numpy.typing import NDArray
 
 from data_prep.errors import DataError
 from data_prep.order import SampleOrder, num_samples
+from data_prep.packing import Documents
 from data_prep.reader import TokenSplit, open_split
 
+_Read = Callable[[NDArray[np.int64], int], NDArray[np.int64]]
 _CYCLE = 1 << 16  # samples after which the interleaving repeats; weights are rounded to multiples of 1 / _CYCLE
 
 
@@ -64,11 +68,13 @@ class Mixture:
         self.context = context
         self.vocab_size = self.splits[0].vocab_size
         for source, opened in zip(sources, self.splits, strict=True):
-            if opened.manifest.tokenizer.sha256 != self.splits[0].manifest.tokenizer.sha256:
+            first, this = self.splits[0].manifest.tokenizer, opened.manifest.tokenizer
+            if (this.sha256, this.vocab_size) != (first.sha256, first.vocab_size):
                 raise DataError(f"{source.path}: made with another tokenizer than {sources[0].path}")
         self.num_samples = [num_samples(opened.num_tokens, context) for opened in self.splits]
         # A source's own seed, so that two equal sources do not walk in step; the first has the plain seed.
         self._orders = [SampleOrder(count, seed + 1_000_003 * i) for i, count in enumerate(self.num_samples)]
+        self._documents = [Documents(opened) for opened in self.splits]
         quotas = _quotas([source.weight for source in sources])
         self._quotas = quotas
         self._cycle = _interleaving(quotas)
@@ -77,6 +83,12 @@ class Mixture:
         for number in range(len(quotas)):
             places = np.flatnonzero(self._cycle == number)
             self._rank[places] = np.arange(len(places))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over what determines the samples beside context and seed: each source's tokens and its weight."""
+        content = [[split.manifest.fingerprint, quota] for split, quota in zip(self.splits, self._quotas, strict=True)]
+        return hashlib.sha256(json.dumps(content, default=int).encode()).hexdigest()
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Source of each position, and how many samples that source has given before; int64 [n] each."""
@@ -99,15 +111,22 @@ class Mixture:
 
     def samples(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Windows at these consumption positions; int64 [n, context + 1]."""
+        return self._gathered(positions, [split.windows for split in self.splits])
+
+    def document_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Document of each token of `samples(positions)`, counted within its source; int64 [n, context + 1]."""
+        return self._gathered(positions, [documents.document_ids for documents in self._documents])
+
+    def _gathered(self, positions: NDArray[np.int64], read: Sequence[_Read]) -> NDArray[np.int64]:
         sources, starts = self.starts(positions)
-        if len(self.splits) == 1:
-            return self.splits[0].windows(starts, self.context + 1)
-        tokens = np.empty((len(starts), self.context + 1), dtype=np.int64)
-        for source, split in enumerate(self.splits):
+        if len(read) == 1:
+            return read[0](starts, self.context + 1)
+        rows = np.empty((len(starts), self.context + 1), dtype=np.int64)
+        for source, read_source in enumerate(read):
             here = np.flatnonzero(sources == source)
             if here.size:
-                tokens[here] = split.windows(starts[here], self.context + 1)
-        return tokens
+                rows[here] = read_source(starts[here], self.context + 1)
+        return rows
 
     def epochs(self, consumed: int) -> list[float]:
         """Epochs of each source that `consumed` samples amount to."""

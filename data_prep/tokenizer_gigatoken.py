@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
 from data_prep.segments import segments
-from data_prep.tokenizer import Tokenizer, TokenizerSpec
+from data_prep.tokenizer import Tokenizer, TokenizerSpec, ids_array
 
 SAMPLE_CHARS = 1 << 22  # of the user's corpus, compared before the backend is used
 # gigatoken 0.10 keeps every word that it has seen, about 100 bytes each and without end; then it is loaded anew.
@@ -60,7 +60,7 @@ class GigatokenTokenizer:
         if self._encoded_chars > _CACHED_CHARS:
             self._fast, self._encoded_chars = self._loaded()[0], 0
         return [
-            np.array(self._reference.encode(text), dtype=np.uint32)
+            ids_array(self._reference.encode(text))
             if not text or (self._prefix in text and any(spelling in text for spelling in self._spellings))
             else self._fast.encode(text)
             for text in texts

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from data_prep.durable import sha256_of_file
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
+from data_prep.tokenizer import ids_array
 
 _EOS_SPELLINGS = (
     "<|endoftext|>",
@@ -73,7 +74,7 @@ class HuggingFaceTokenizer:
     def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
         # Without offsets into the text, which cost a sixth of the time.
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+        return [ids_array(one.ids) for one in encoded]
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)

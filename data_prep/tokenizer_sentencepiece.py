@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from data_prep.durable import sha256_of_file
 from data_prep.errors import DataError
 from data_prep.manifest import TokenizerRecord
+from data_prep.tokenizer import ids_array
 
 _META_SPACE = "\u2581"  # how SentencePiece spells a space inside its pieces
 
@@ -53,7 +54,9 @@ class SentencePieceTokenizer:
         return ids
 
     def encode_batch(self, texts: list[str]) -> list[NDArray[np.uint32]]:
-        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
+        if self._meta_space_ids is None or not any(_META_SPACE in text for text in texts):
+            return list(map(ids_array, self._model.encode(texts, num_threads=1)))
+        return [ids_array(self.encode(text)) for text in texts]
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._model.decode(ids)

@@ -49,13 +49,27 @@ def test_steps_are_the_same_for_any_ranks_and_resumes(
         ]
         per_step = global_batch // (world_size * micro_batch)
         for _ in range(count):
-            steps.append(np.concatenate([next(feed).numpy() for feed in feeds for _ in range(per_step)]))
+            steps.append(np.concatenate([next(feed).tokens.numpy() for _ in range(per_step) for feed in feeds]))
         assert {feed.consumed for feed in feeds} == {consumed + count * global_batch}
         consumed = feeds[0].consumed
         for feed in feeds:
             feed.close()
     expected = mixed.samples(np.arange(consumed))
     assert np.array_equal(np.concatenate(steps), expected)
+
+
+def test_documents_come_with_their_tokens(folders: dict[str, Path]) -> None:
+    mixed = mixture(folders, {"a": 1, "b": 1})
+    with Feed(mixed, Share(4, 2, 1, 2), consumed=8, with_documents=True) as feed:
+        batch = next(feed)
+    positions = np.array([10, 11])
+    assert np.array_equal(batch.tokens.numpy(), mixed.samples(positions))
+    assert batch.documents is not None
+    # Each source's shards are a document each.
+    starts = {0: [0, 67, 134], 1: [0, 27, 54]}
+    for tokens, documents in zip(batch.tokens.numpy(), batch.documents.numpy(), strict=True):
+        source, offsets = tokens[0] // 1000, tokens % 1000
+        assert documents.tolist() == (np.searchsorted(starts[source], offsets, side="right") - 1).tolist()
 
 
 def test_a_fault_while_reading_ahead_is_raised(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def test_weights_hold_at_every_moment_and_epochs_cover_each_source(folders: dict
     assert mixed.epochs(400) == [counted[i] / samples for i, samples in enumerate(SAMPLES.values())]
 
 
+def test_fingerprint_follows_sources_and_weights(folders: dict[str, Path]) -> None:
+    plain = mixture(folders, {"a": 1, "b": 1}).fingerprint
+    assert mixture(folders, {"a": 2, "b": 2}).fingerprint == plain
+    others: list[dict[str, float]] = [{"a": 1, "b": 2}, {"b": 1, "a": 1}, {"a": 1, "c": 1}]
+    for other in others:
+        assert mixture(folders, other).fingerprint != plain
+
+
 def test_what_does_not_fit_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="expected positive numbers"):
         mixture(folders, {"a": 0})

@@ -103,6 +103,7 @@ def test_any_text_comes_back_exactly(kind: str, text: str, tokenizers_by_kind: d
     tokenizer = tokenizers_by_kind[kind]
     ids = tokenizer.encode(text)
     assert [found.tolist() for found in tokenizer.encode_batch([text, "x", text])[::2]] == [ids, ids]
+    assert tokenizer.encode_batch([text])[0].tolist() == ids
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_id not in ids
     assert all(0 <= id_ < tokenizer.vocab_size for id_ in ids)
