@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Discriminator, Tag, with_config
 
 from deeploop_model import DeepLoopConfig
 from deeploop_model.recompute import RecomputePolicy
@@ -35,7 +35,14 @@ class WeightedDataset:
 class DataConfig:
     """Where the tokens are."""
 
-    path: Text | Annotated[tuple[WeightedDataset, ...], MinLen(1)]
+    path: Annotated[
+        Annotated[Text, Tag("one")] | Annotated[tuple[WeightedDataset, ...], MinLen(1), Tag("several")],
+        Discriminator(
+            lambda value: {str: "one", list: "several", tuple: "several"}.get(type(value)),
+            custom_error_type="data",
+            custom_error_message="a folder or a list of {path: ..., weight: ...}",
+        ),
+    ]
     """A dataset folder that `python -m data_prep tokenize` wrote, or a list of {path: ..., weight: ...}."""
     separate_documents: bool = False
     """Whether attention and positions stay within each document of a window, in training and validation."""

@@ -76,7 +76,7 @@ class TrainFeed:
             self._feed = Feed(self._mixture, self._share, consumed=batch * self._share.global_batch)
         self._next = batch + 1
         for _ in range(self._accumulation):
-            yield batch_of(next(self._feed), self._device, self._separator_id)
+            yield batch_of(next(self._feed).tokens, self._device, self._separator_id)
 
     def close(self) -> None:
         """Ends the reading thread."""

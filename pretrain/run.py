@@ -177,7 +177,7 @@ def run_state(
         zero_stage=ds_config.get("zero_optimization", {}).get("stage", 0),
         model=checkpoint.model_fields(config.model),
         alpha=config.model.rule.alpha,
-        data_fingerprint=data.fingerprint,
+        data_fingerprint=data.training.fingerprint,
         tokenizer_sha256=data.tokenizer_sha256,
         frozen=frozen,
         flops=flops,

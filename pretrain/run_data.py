@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,15 +39,6 @@ class RunData:
     def separator_id(self) -> int | None:
         """The token before every document, see `Manifest.separator_id`."""
         return self.manifests[0].separator_id
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over what determines the samples; for one dataset, that of its tokens."""
-        fingerprints = [manifest.fingerprint for manifest in self.manifests]
-        if len(fingerprints) == 1:
-            return fingerprints[0]
-        content = list(zip(fingerprints, self.weights.values(), strict=True))
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def epochs(self, samples: int) -> dict[str, float]:
         """Epochs of each source that `samples` samples amount to: `epoch`, or `epoch/SOURCE` for several."""
