@@ -38,6 +38,8 @@ class DeepLoopConfig:
     """Token ids run from 0 to vocab_size - 1. Stored matrices are padded to a multiple of 64."""
     residual: RuleName | ExponentRule = "deeploop"
     """The residual rule, see `deeploop_model.residual`."""
+    residual_depth: int | None = None
+    """N that alpha and beta are computed from; the model's own by default. For blocks that were trained at another."""
     init: BaseInit = "xavier"
     """Base initialiser of the blocks' matrices: Xavier normal with each matrix's own fans, or GPT-2's N(0, 0.02^2)."""
     tie_embeddings: bool = True
@@ -72,6 +74,7 @@ class DeepLoopConfig:
         for name, least in (
             ("num_blocks", 1), ("num_rounds", 1), ("d_model", 1), ("num_heads", 1), ("context_length", 1),
             ("vocab_size", 1), ("num_prelude_blocks", 0), ("num_coda_blocks", 0), ("num_kv_heads", 1), ("d_ff", 1),
+            ("residual_depth", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
@@ -127,8 +130,8 @@ class DeepLoopConfig:
 
     @property
     def rule(self) -> ResidualRule:
-        """alpha, beta and the norm's place at the training depth N."""
-        return residual_rule(self.residual, self.unrolled_depth)
+        """alpha, beta and the norm's place at the training depth N, or at `residual_depth`."""
+        return residual_rule(self.residual, self.residual_depth or self.unrolled_depth)
 
     @property
     def head_dim(self) -> int:

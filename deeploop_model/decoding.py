@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deeploop_model.early_exit import EarlyExit, ExitMonitor
+from deeploop_model.errors import ModelConfigError
 from deeploop_model.kv_cache import CachePass, KVCache
 from deeploop_model.norm import stream_dtype
 from deeploop_model.rotary import rotary_table
@@ -31,8 +32,10 @@ def cached_pass(
     """Logits [B, T, vocab_size] of tokens that follow those in the cache, and the rounds [B, T] that each ran.
 
     Row b appends its first `new_tokens[b]` tokens; the rest of the row is padding, whose logits mean nothing and
-    whose rounds are 0. Raises ModelConfigError where the cache has no room.
+    whose rounds are 0. Raises ModelConfigError where the cache has no room, or an exit floor lies above the rounds.
     """
+    if early_exit is not None and early_exit.floor > cache.num_rounds:
+        raise ModelConfigError(f"exit floor: {early_exit.floor} is more than the {cache.num_rounds} rounds that run")
     cache_pass = cache.begin(tokens_BT, new_tokens)
     sequence = context_of(model, cache_pass)
     e_BTD = model.enter(tokens_BT, sequence, cache_pass.prelude())

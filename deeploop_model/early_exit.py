@@ -91,5 +91,5 @@ def relative_change(x_BTD: Tensor, earlier_BTD: Tensor) -> Tensor:
 
 
 def divergence(log_p_BTV: Tensor, log_q_BTV: Tensor) -> Tensor:
-    """KL(p || q) in nats, [B, T]."""
-    return (log_p_BTV.exp() * (log_p_BTV - log_q_BTV)).sum(-1)
+    """KL(p || q) in nats, [B, T]; never below 0, where rounding would carry the sum of two equal distributions."""
+    return (log_p_BTV.exp() * (log_p_BTV - log_q_BTV)).sum(-1).clamp(min=0)

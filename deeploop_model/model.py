@@ -124,7 +124,16 @@ class DeepLoopModel(nn.Module):
             cache: keys and values of earlier tokens, which these follow; it fixes the number of rounds.
             new_tokens: with a cache, the number of real tokens at the start of each row; all T by default.
             early_exit: with a cache, when tokens stop looping.
+
+        Raises ModelConfigError for arguments that do not go together.
         """
+        for_training = (targets_BT, num_rounds, documents_BT, backprop_rounds, None if round_loss == "last" else 1)
+        if cache is not None and any(argument is not None for argument in for_training):
+            raise ModelConfigError(
+                "cache: has its own num_rounds, and goes with tokens, new_tokens and early_exit only"
+            )
+        if cache is None and (new_tokens is not None or early_exit is not None):
+            raise ModelConfigError("new_tokens and early_exit: need a cache")
         if cache is not None:
             logits_BTV, rounds_BT = cached_pass(self, tokens_BT, cache, new_tokens, early_exit)
             return ModelOutput(logits_BTV, None, rounds=rounds_BT)

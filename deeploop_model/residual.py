@@ -88,8 +88,11 @@ def residual_rule(residual: RuleName | ExponentRule, unrolled_depth: int) -> Res
         raise ModelConfigError(
             f"residual: {residual!r} is unknown; use deeploop, deepnorm, post_ln, pre_ln or {{p: NUMBER}}"
         )
-    return ResidualRule(
-        alpha=(residual.c * unrolled_depth) ** residual.p,
-        beta=(residual.d * unrolled_depth) ** -residual.p,
-        norm="after",
-    )
+    try:
+        alpha = (residual.c * unrolled_depth) ** residual.p
+        beta = (residual.d * unrolled_depth) ** -residual.p
+    except OverflowError:
+        raise ModelConfigError(
+            f"residual.p: {residual.p} makes alpha or beta too large a number at N = {unrolled_depth}"
+        ) from None
+    return ResidualRule(alpha=alpha, beta=beta, norm="after")

@@ -48,7 +48,8 @@ def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     logits_BV = logits_BV.double()
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).double()
-    p_BV = (logits_BV / sampling.temperature).softmax(-1)
+    # The largest logit becomes 0 first: divided by a tiny temperature it would be infinite.
+    p_BV = ((logits_BV - logits_BV.amax(-1, keepdim=True)) / sampling.temperature).softmax(-1)
     if sampling.top_k is not None and sampling.top_k < p_BV.shape[-1]:
         p_BV = _renormalised(p_BV, p_BV >= p_BV.topk(sampling.top_k).values[:, -1:])
     if sampling.top_p < 1:

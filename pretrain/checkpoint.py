@@ -35,6 +35,8 @@ class RunState:
     """Optimizer steps done."""
     samples: int
     """Position in the data order: sequences consumed."""
+    global_batch_size: int
+    """Sequences of a step: the position in the data order is step times this."""
     seed: int
     """Random numbers of step s come from (seed, s), so this and `step` are the whole random state."""
     world_size: int
@@ -45,6 +47,8 @@ class RunState:
     alpha: float
     """Of the training depth N: how the weights must be run, whatever number of rounds runs later."""
     data_fingerprint: str
+    tokenizer_sha256: str | None
+    """Of the tokenizer's file, where the dataset has one."""
     frozen: list[str] = field(default_factory=list)
     """Names of the weights that do not learn: they have no optimizer state."""
     flops: int = 0
@@ -107,6 +111,7 @@ def check_match(folder: Path, saved: RunState, current: RunState) -> None:
     for name, hint in (
         ("data_fingerprint", "the tokens or their tokenizer changed"),
         ("seed", "the data order would change"),
+        ("global_batch_size", "samples would be skipped or seen twice"),
         ("world_size", "run with as many ranks"),
         ("zero_stage", "use the same ZeRO stage"),
         ("frozen", "the optimizer's state is of other weights; use the same train.trainable and train.frozen"),

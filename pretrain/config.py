@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import ConfigDict, with_config
 
 from deeploop_model import DeepLoopConfig
@@ -18,6 +18,7 @@ from pretrain.rounds import Rounds
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
+Text = Annotated[str, MinLen(1)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 
 
@@ -25,7 +26,7 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 class DataConfig:
     """Where the tokens are."""
 
-    path: str
+    path: Text
     """A dataset folder that `python -m data_prep tokenize` wrote."""
     separate_documents: bool = False
     """Whether attention and positions stay within each document of a window, in training and validation."""
@@ -44,12 +45,13 @@ class TrainConfig:
     seed: CountOrZero = 0
     """Of the initial weights, the data order and drawn numbers of rounds."""
     rounds: Rounds = "fixed"
-    """Rounds of each step, see `pretrain.rounds`. fixed: model.num_rounds, which sets alpha and beta in any case."""
+    """Rounds of each training step, see `pretrain.rounds`. fixed: model.num_rounds, which sets alpha and beta, and is
+    what validation and the sample run, in any case."""
     backprop_rounds: Count | None = None
     """Back-propagation passes through this many last rounds; None for all. Bounds memory and time for large R."""
     round_loss: RoundLoss = "last"
     """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
-    initial_weights: str | None = None
+    initial_weights: Text | None = None
     """A checkpoint, or a run folder for its newest, whose weights step 0 starts from; None for random ones."""
     trainable: tuple[str, ...] = ("*",)
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
@@ -95,7 +97,7 @@ class CheckpointConfig:
 
     every: CountOrZero = 1000
     """Steps between checkpoints; 0 for the last step only."""
-    resume: str = "auto"
+    resume: Text = "auto"
     """auto: the run folder's newest checkpoint, if any. never: start at step 0. Or the path of a checkpoint."""
 
 
@@ -116,7 +118,7 @@ class MonitorConfig:
 class RunConfig:
     """All of a run. `out` is the run folder."""
 
-    out: str
+    out: Text
     data: DataConfig
     train: TrainConfig
     model: DeepLoopConfig = field(default_factory=DeepLoopConfig)

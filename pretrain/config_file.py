@@ -76,7 +76,7 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
         with torch.device("meta"):
             model = DeepLoopModel(config.model)
         freeze(model, config.train.trainable, config.train.frozen)
-        check_backprop(config.train.backprop_rounds, model)
+        check_backprop(config.train.backprop_rounds, config.train.rounds, model)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)

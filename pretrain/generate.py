@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from data_prep.tokenizer import Tokenizer, load_tokenizer
+from data_prep.manifest import load_manifest
+from data_prep.tokenizer import load_tokenizer
 from deeploop_model import ModelConfigError
 from deeploop_model.early_exit import EarlyExit
 from deeploop_model.sampling import Sampling
@@ -66,10 +67,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def report(args: argparse.Namespace) -> str:
     """Every text, and what it took."""
+    check_options(args)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
     early_exit = early_exit_of(args)
     folder = find_checkpoint(args.checkpoint)
-    tokenizer = tokenizer_of(folder, args.data)
+    data = dataset_of(folder, args.data)
+    tokenizer = load_tokenizer(data)
     device = torch.device(args.device)
     model = load_model(folder).to(device, getattr(torch, args.dtype))
     texts, generated = continue_texts(
@@ -77,6 +80,7 @@ def report(args: argparse.Namespace) -> str:
         model.config,
         tokenizer,
         args.prompt,
+        start_id=load_manifest(data).separator_id,
         seed=args.seed,
         stop_texts=args.stop,
         max_tokens=args.max_tokens,
@@ -94,6 +98,19 @@ def report(args: argparse.Namespace) -> str:
     return "".join(line + "\n" for line in lines)
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """Raises ModelConfigError for what the model and its sampling would not notice."""
+    if args.seed < 0:
+        raise ModelConfigError(f"--seed: {args.seed} must be 0 or more")
+    if "" in args.stop:
+        raise ModelConfigError("--stop: an empty text is found everywhere; leave the option out")
+    try:
+        torch.zeros(1, device=args.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelConfigError(f"--device: {args.device!r} cannot be used: {reason}") from None
+
+
 def early_exit_of(args: argparse.Namespace) -> EarlyExit | None:
     """The rule of the --exit options, or None without a threshold. Raises ModelConfigError."""
     names = ("criterion", "scope", "floor")
@@ -105,15 +122,15 @@ def early_exit_of(args: argparse.Namespace) -> EarlyExit | None:
     return None
 
 
-def tokenizer_of(checkpoint: Path, data: Path | None) -> Tokenizer:
-    """That of the dataset that the run was trained on. Raises a user error where it is not to be found."""
+def dataset_of(checkpoint: Path, data: Path | None) -> Path:
+    """The dataset that the run was trained on, for its tokenizer. Raises a user error where it is not to be found."""
     if data is not None:
-        return load_tokenizer(data)
+        return data
     run_config = checkpoint.parent.parent / "config.yaml"
     path = read_yaml(run_config).get("data", {}).get("path")
     if path is None or not Path(path).is_dir():
         raise CheckpointError(f"{run_config}: data.path: {path}: no such folder from here; give --data FOLDER")
-    return load_tokenizer(Path(path))
+    return Path(path)
 
 
 if __name__ == "__main__":

@@ -32,19 +32,21 @@ def continue_texts(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
+    start_id: int | None,
     seed: int,
     stop_texts: Sequence[str] = (),
     **options: Any,
 ) -> tuple[list[Text], Generated]:
     """Continues every prompt until the end of its document, a stop text, or a limit.
 
-    Each prompt follows an end-of-document token, as documents do in training. A stop text is left out, with what comes
-    after it. `options` are those of `deeploop_model.generation.generate`.
+    Each prompt follows `start_id`, the token before every document in training (`Manifest.separator_id`), if any. A
+    stop text is left out, with what comes after it. `options` are those of `deeploop_model.generation.generate`.
     """
+    start = [] if start_id is None else [start_id]
     generated = generate(
         model,
         config,
-        [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts],
+        [[*start, *tokenizer.encode(prompt)] for prompt in prompts],
         seeds=[step_seed(seed, 0, index) for index in range(len(prompts))],
         stop=_stop(tokenizer, stop_texts),
         **options,
@@ -63,6 +65,7 @@ def sample_text(
     tokenizer: Tokenizer,
     prompt: str,
     num_tokens: int,
+    start_id: int | None,
     seed: int,
     device: torch.device,
 ) -> str:
@@ -72,7 +75,15 @@ def sample_text(
     """
     engine.eval()
     texts, _ = continue_texts(
-        engine, config, tokenizer, [prompt], seed=seed, max_tokens=num_tokens, sampling=Sampling(), device=device
+        engine,
+        config,
+        tokenizer,
+        [prompt],
+        start_id=start_id,
+        seed=seed,
+        max_tokens=num_tokens,
+        sampling=Sampling(),
+        device=device,
     )
     engine.train()
     return prompt + texts[0].continuation

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from pydantic import Discriminator, Tag
 
 from deeploop_model import DeepLoopModel, ModelConfigError
@@ -45,8 +45,8 @@ class PoissonLognormalRounds:
     """
 
     distribution: Literal["poisson_lognormal"]
-    mean: Annotated[float, Gt(0)]
-    sigma: Annotated[float, Ge(0)] = 0.5
+    mean: Annotated[float, Gt(0), Le(10_000)]
+    sigma: Annotated[float, Ge(0), Le(4)] = 0.5
     high: Count | None = None
     """Larger draws become this one: the tail has no end, memory has."""
 
@@ -111,13 +111,24 @@ def rule_at(rounds: Rounds, step: int) -> RoundsRule:
     return next(stage.rounds for stage in reversed(rounds) if stage.from_step <= step)
 
 
-def check_backprop(backprop_rounds: int | None, model: DeepLoopModel) -> None:
+def most_rounds(rounds: Rounds, num_rounds: int) -> float:
+    """The largest number of rounds that a step can run; infinity where there is none."""
+    most = 0.0
+    for stage in rounds if isinstance(rounds, tuple) else (RoundsStage(0, rounds),):
+        rule = num_rounds if stage.rounds == "fixed" else stage.rounds
+        most = max(most, rule if isinstance(rule, int) else math.inf if rule.high is None else rule.high)
+    return most
+
+
+def check_backprop(backprop_rounds: int | None, rounds: Rounds, model: DeepLoopModel) -> None:
     """Raises ConfigError where truncated back-propagation would leave a trained weight without a gradient.
 
     Without injection the stream that enters the last rounds is all that they know of what lies before the loop, and it
     is a constant to them.
     """
     if backprop_rounds is None or model.injection is not None:
+        return
+    if backprop_rounds >= most_rounds(rounds, model.config.num_rounds):
         return
     before_the_loop = ["position_embedding.", "embedding_norm.", "prelude."]
     if model.head is not None:

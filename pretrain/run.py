@@ -86,7 +86,9 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         saved = checkpoint.read_state(resumed) if resumed else None
         model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
         if config.train.initial_weights and not saved:
-            origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights))
+            origin = "\n" + load_initial_weights(
+                model, Path(config.train.initial_weights), training_split.manifest.tokenizer.sha256
+            )
         frozen = freeze(model, config.train.trainable, config.train.frozen)
         state_at = partial(run_state, config, ds_config, training_split, ranks, frozen)
         if resumed and saved:
@@ -132,7 +134,8 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
             log.restart_clock(step)
 
     if tokenizer:
-        log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{sample(engine, tokenizer, config, ranks)}\n")
+        text = sample(engine, tokenizer, training_split, config, ranks)
+        log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{text}\n")
     log.say(f"done: {step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
     log.close()
 
@@ -168,12 +171,14 @@ def run_state(
     return checkpoint.RunState(
         step=step,
         samples=step * config.train.global_batch_size,
+        global_batch_size=config.train.global_batch_size,
         seed=config.train.seed,
         world_size=ranks.world_size,
         zero_stage=ds_config.get("zero_optimization", {}).get("stage", 0),
         model=checkpoint.model_fields(config.model),
         alpha=config.model.rule.alpha,
         data_fingerprint=split.manifest.fingerprint,
+        tokenizer_sha256=split.manifest.tokenizer.sha256,
         frozen=frozen,
         flops=flops,
     )
@@ -184,7 +189,7 @@ def flops_per_token(config: RunConfig, num_rounds: int) -> int:
     return train_flops(config.model, num_rounds, backprop_rounds=train.backprop_rounds, round_loss=train.round_loss)
 
 
-def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks) -> str:
+def sample(engine: Engine, tokenizer: Tokenizer, split: TokenSplit, config: RunConfig, ranks: Ranks) -> str:
     monitor = config.monitor
     return sample_text(
         engine,
@@ -192,6 +197,7 @@ def sample(engine: Engine, tokenizer: Tokenizer, config: RunConfig, ranks: Ranks
         tokenizer,
         monitor.sample_prompt,
         monitor.sample_tokens,
+        split.manifest.separator_id,
         config.train.seed,
         ranks.device,
     )

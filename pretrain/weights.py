@@ -13,8 +13,13 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
-from pretrain.checkpoint import newest, read_state
+from pretrain.checkpoint import model_fields, newest, read_state
 from pretrain.errors import CheckpointError
+
+MEANING_OF_WEIGHTS = (
+    "num_heads", "num_kv_heads", "position", "rope_base", "qk_norm", "feed_forward", "residual", "tie_embeddings",
+)  # fmt: skip
+"""Model fields that no shape tells, and that the same weights give another function with."""
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -37,31 +42,37 @@ def load_model(folder: Path) -> DeepLoopModel:
     return model.eval().requires_grad_(False)
 
 
-def load_initial_weights(model: DeepLoopModel, path: Path) -> str:
+def load_initial_weights(model: DeepLoopModel, path: Path, tokenizer_sha256: str | None) -> str:
     """Copies a checkpoint's weights into a model that may have more of them: blocks before or after the loop, say.
 
-    Returns one line that says what came from where. Raises CheckpointError for a weight without a place of its shape.
+    Returns one line that says what came from where. Raises CheckpointError where weights would mean something else
+    here: another tokenizer, other heads or positions, a weight without a place of its shape.
     """
     try:
         folder = find_checkpoint(path)
-        saved, alpha = master_weights(folder), read_state(folder).alpha
+        saved, state = master_weights(folder), read_state(folder)
     except CheckpointError as error:
         raise CheckpointError(f"train.initial_weights: {error}") from None
-    own = model.state_dict()
+    source = f"train.initial_weights: {folder}"
+    if state.tokenizer_sha256 != tokenizer_sha256:
+        raise CheckpointError(f"{source}: was trained with another tokenizer than that of this dataset")
+    here, there, own = model_fields(model.config), model_fields(DeepLoopConfig()) | state.model, model.state_dict()
+    for name in MEANING_OF_WEIGHTS:
+        if here[name] != there[name]:
+            raise CheckpointError(f"{source}: model.{name} is {there[name]!r} there and {here[name]!r} in this run")
     for name, weight in saved.items():
-        here, there = list(own[name].shape) if name in own else None, list(weight.shape)
-        if here != there:
-            found = f"of shape {here}" if here else "absent"
-            raise CheckpointError(
-                f"train.initial_weights: {folder}: {name} is of shape {there} there and {found} in this model"
-            )
+        if name not in own or own[name].shape != weight.shape:
+            found = f"of shape {list(own[name].shape)}" if name in own else "absent"
+            raise CheckpointError(f"{source}: {name} is of shape {list(weight.shape)} there and {found} in this model")
     model.load_state_dict(saved, strict=False)
     line = f"initial weights from {folder}"
     new = [name for name in own if name not in saved]
     if new:
         line += f"; not there and drawn anew: {', '.join(new)}"
-    if alpha != model.config.rule.alpha:
-        line += f"; they were trained at alpha {alpha:.4g}, this run has {model.config.rule.alpha:.4g}"
+    alpha = model.config.rule.alpha
+    if state.alpha != alpha:
+        line += f"; they were trained at alpha {state.alpha:.4g} and this run has {alpha:.4g}"
+        line += ": model.residual_depth can keep it"
     return line
 
 

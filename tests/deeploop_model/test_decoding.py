@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel, ModelConfigError
-from deeploop_model.early_exit import EarlyExit
+from deeploop_model.early_exit import EarlyExit, divergence
 from deeploop_model.kv_cache import KVCache
 
 VOCAB = 37
@@ -109,11 +109,13 @@ def test_threshold_zero_is_the_full_run_and_infinity_like_the_floor(name: str, c
     assert torch.equal(none.logits, zero.logits)
     assert torch.equal(none.rounds, zero.rounds)
     assert set(none.rounds.flatten().tolist()) == {7}
-    for floor, ran in ((2, 2), (4, 4), (9, 7)):  # the ceiling holds whatever the floor is
+    for floor in (2, 4, 7):
         cache = KVCache(model.config, 1, 16, 7)
         early = model(text, cache=cache, early_exit=EarlyExit(1e9, criterion, scope, floor))
-        assert set(early.rounds.flatten().tolist()) == {ran}
-        torch.testing.assert_close(early.logits, model(text, num_rounds=ran).logits, rtol=0, atol=1e-5)
+        assert set(early.rounds.flatten().tolist()) == {floor}
+        torch.testing.assert_close(early.logits, model(text, num_rounds=floor).logits, rtol=0, atol=1e-5)
+    with pytest.raises(ModelConfigError, match="exit floor: 8 is more than the 7 rounds that run"):
+        model(text, cache=KVCache(model.config, 1, 16, 7), early_exit=EarlyExit(1.0, criterion, scope, 8))
 
 
 def exits_by_hand(model: DeepLoopModel, text: torch.Tensor, rounds: int, threshold: float) -> tuple[Any, list[int]]:
@@ -196,6 +198,51 @@ def test_a_sequence_stops_when_its_last_token_would_and_kl_counts_nats() -> None
         output = model(text, cache=KVCache(model.config, 1, 16, 6), early_exit=rule)
         assert output.rounds[0].tolist() == [expected] * 10, (criterion, largest)
         torch.testing.assert_close(output.logits, model(text, num_rounds=expected).logits, rtol=0, atol=1e-11)
+
+
+def test_predictions_that_no_longer_change_do_not_stop_at_threshold_zero() -> None:
+    log_p = torch.randn(1, 500, 400, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    log_q = (log_p + 1e-7).log_softmax(-1)  # the same distribution, rounded otherwise
+    assert float((log_p.exp() * (log_p - log_q)).sum(-1).min()) < 0
+    assert float(divergence(log_p, log_q).min()) == 0
+
+
+@pytest.mark.parametrize("criterion", ["state", "kl"])
+@pytest.mark.parametrize("name", ["plain", "huginn"])
+def test_sequences_exit_alike_alone_and_beside_others_of_other_lengths(name: str, criterion: Any) -> None:
+    """Scope sequence: neither the padding nor the tokens of another sequence hold one back or let it go."""
+    model = build(name, torch.float64)
+    texts = [tokens(length, seed=length) for length in (9, 3, 6)]
+    changes = []
+    for text in texts:
+        shallow, deep = (model(text, num_rounds=r).logits.log_softmax(-1) for r in (3, 4))
+        kl = float((deep.exp() * (deep - shallow)).sum(-1).max())
+        changes.append(kl if criterion == "kl" else max(change_of_state(model, text, 4)))
+    rule = EarlyExit(sorted(changes)[1] * 1.001, criterion, "sequence", floor=4)
+    alone = [model(text, cache=KVCache(model.config, 1, 12, 6), early_exit=rule) for text in texts]
+    ran = [int(output.rounds[0, 0]) for output in alone]
+    assert sorted(ran)[:2] == [4, 4]
+    assert sorted(ran)[2] > 4
+    cache = KVCache(model.config, 3, 12, 6)
+    together = model(padded(texts), cache=cache, new_tokens=[9, 3, 6], early_exit=rule)
+    for row, (output, text) in enumerate(zip(alone, texts, strict=True)):
+        length = text.shape[1]
+        assert together.rounds[row, :length].tolist() == [ran[row]] * length
+        torch.testing.assert_close(together.logits[row, :length], output.logits[0], rtol=0, atol=1e-11)
+
+
+def test_arguments_that_do_not_go_together() -> None:
+    model, text = build("plain"), tokens(4)
+    for_training: list[dict[str, Any]] = [
+        {"targets_BT": text}, {"num_rounds": 2}, {"documents_BT": text}, {"round_loss": "uniform"},
+    ]  # fmt: skip
+    for arguments in for_training:
+        with pytest.raises(ModelConfigError, match="cache: has its own num_rounds, and goes with tokens, new_tokens"):
+            model(text, cache=KVCache(model.config, 1, 8), **arguments)
+    for_decoding: list[dict[str, Any]] = [{"early_exit": EarlyExit(0.1)}, {"new_tokens": [4]}]
+    for arguments in for_decoding:
+        with pytest.raises(ModelConfigError, match="new_tokens and early_exit: need a cache"):
+            model(text, **arguments)
 
 
 @pytest.mark.parametrize(

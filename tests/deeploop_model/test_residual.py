@@ -85,3 +85,9 @@ def test_unknown_rule(bad: object) -> None:
 def test_impossible_exponents(fields: dict[str, float]) -> None:
     with pytest.raises(ModelConfigError, match="residual\\."):
         ExponentRule(**fields)
+
+
+@pytest.mark.parametrize("rule", [ExponentRule(p=1000.0), ExponentRule(p=1000.0, c=1e-3, d=1e-3)])
+def test_exponents_that_leave_the_range_of_numbers(rule: ExponentRule) -> None:
+    with pytest.raises(ModelConfigError, match=r"residual\.p: 1000\.0 makes alpha or beta too large"):
+        residual_rule(rule, 8)

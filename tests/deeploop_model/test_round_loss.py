@@ -91,21 +91,32 @@ def test_truncation_changes_the_gradient_and_not_the_loss() -> None:
     assert gradient(cut, "prelude.0.attention.qkv.weight").norm() > 0  # through the injection
 
 
+def kept_bytes(policy: Any, rounds: int, **options: Any) -> int:
+    """Bytes that autograd keeps after a forward pass."""
+    model, stored = build(policy), {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = model(BATCH[:, :-1], BATCH[:, 1:], rounds, **options)
+    assert output.loss is not None
+    return sum(stored.values())
+
+
 @pytest.mark.parametrize("policy", ["none", "round"])
 def test_memory_of_truncated_backpropagation_does_not_grow_with_rounds(policy: Any) -> None:
-    def kept(rounds: int) -> int:
-        model, stored = build(policy), {}
+    assert kept_bytes(policy, 8, backprop_rounds=2) == kept_bytes(policy, 4, backprop_rounds=2)
 
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            output = model(BATCH[:, :-1], BATCH[:, 1:], rounds, backprop_rounds=2)
-        assert output.loss is not None
-        return sum(stored.values())
-
-    assert kept(8) == kept(4)
+@pytest.mark.parametrize("policy", ["block", "round"])
+def test_read_outs_are_recomputed_so_that_their_logits_are_not_kept(policy: Any) -> None:
+    """Reading out every round keeps less than one round's logits more than reading out the last."""
+    logits = BATCH[:, 1:].numel() * build().config.vocab_size * 8
+    more = kept_bytes(policy, 6, round_loss="uniform") - kept_bytes(policy, 6)
+    assert more < logits
+    assert kept_bytes("none", 6, round_loss="uniform") - kept_bytes("none", 6) > 5 * logits
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def test_distribution_is_that_of_the_plain_rules(temperature: float, top_k: int 
     np.testing.assert_allclose(probabilities(logits(), sampling).numpy(), expected, rtol=1e-12, atol=0)
 
 
+def test_a_tiny_temperature_takes_the_most_likely_token() -> None:
+    x = logits()
+    x[:, 0] = x.max(dim=-1).values + 1
+    for temperature in (1e-308, 5e-324):
+        assert probabilities(x, Sampling(temperature))[:, 0].tolist() == [1.0] * len(x)
+
+
 def test_draw_inverts_the_distribution_function() -> None:
     p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     almost_one = 1 - 2**-53

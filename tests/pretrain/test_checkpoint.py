@@ -14,7 +14,16 @@ from pretrain.checkpoint import STATE_FILE, RunState, check_match, choose, model
 from pretrain.errors import CheckpointError
 
 STATE = RunState(
-    step=10, samples=80, seed=0, world_size=2, zero_stage=2, model={"d_model": 32}, alpha=2.0, data_fingerprint="a"
+    step=10,
+    samples=80,
+    global_batch_size=8,
+    seed=0,
+    world_size=2,
+    zero_stage=2,
+    model={"d_model": 32},
+    alpha=2.0,
+    data_fingerprint="a",
+    tokenizer_sha256="b",
 )
 
 

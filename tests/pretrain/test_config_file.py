@@ -103,6 +103,12 @@ def test_shipped_configurations_are_valid(name: str, dataset: Path) -> None:
         ),
         ("train.round_loss=all", "train.round_loss: 'all' must be 'last', 'uniform' or 'linear' or a valid array"),
         ("train.round_loss=[1, 1, 1]", "train.round_loss: 3 weights were given for 2 rounds"),
+        (
+            "train.rounds={distribution: poisson_lognormal, mean: 1e19, high: 3}",
+            "train.rounds.mean: 1e+19 must be less than or equal to 10000",
+        ),
+        ("checkpoint.resume=''", "checkpoint.resume: '' must"),
+        ("train.initial_weights=''", "train.initial_weights: '' must"),
         ("train.backprop_rounds=0", "train.backprop_rounds: 0 must be greater than or equal to 1"),
         ("model.vocab_size=10", "model.vocab_size: 10 is smaller than the vocabulary of"),
         ("data={}", "data.path: is required and missing"),
@@ -159,6 +165,7 @@ def test_truncation_must_leave_no_trained_weight_without_a_gradient(
         f"{file}: train.backprop_rounds: 1: without model.injection no gradient reaches {name}; set model.injection"
     )
     assert load_config(file, [*truncated, "model.injection=add"])
+    assert load_config(file, [*truncated, "train.backprop_rounds=2"])  # of 2 rounds, no truncation
     assert load_config(file, [*truncated, f"train.frozen=['{frozen}', '{name.split('.')[0]}.*']"])
 
 

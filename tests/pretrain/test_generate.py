@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from data_prep.manifest import load_manifest
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from pretrain.generate import main
 from pretrain.weights import find_checkpoint, load_model
@@ -106,6 +108,10 @@ def test_draws_repeat_by_seed_and_end_before_a_stop_text(run_folder: Path, capsy
         (["--exit-threshold", "0.1", "--exit-floor", "1"], "exit floor: 1 must be 2 or more"),
         (["--exit-floor", "3"], "--exit-floor: has no effect without --exit-threshold"),
         (["--data", "nowhere"], "nowhere"),
+        (["--seed", "-1"], "--seed: -1 must be 0 or more"),
+        (["--stop", ""], "--stop: an empty text is found everywhere"),
+        (["--device", "abacus"], "--device: 'abacus' cannot be used: "),
+        (["--device", "cuda:99"], "--device: 'cuda:99' cannot be used: "),
     ],
 )
 def test_mistakes_are_one_line(
@@ -131,3 +137,20 @@ def test_a_run_without_its_dataset_asks_for_one(
     assert main(arguments) == 2
     assert "data.path: somewhere/else: no such folder from here; give --data FOLDER" in capsys.readouterr().err
     assert main([*arguments, "--data", str(run_folder.parent / "data")]) == 0
+
+
+def test_a_prompt_follows_the_token_that_documents_follow_in_training(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With documents that begin with BOS, another token stands before the prompt than with EOS between them."""
+    shutil.copytree(run_folder.parent / "data", tmp_path / "data")
+    manifest = load_manifest(tmp_path / "data")
+    assert manifest.separator_id == manifest.tokenizer.eos_id
+    dataclasses.replace(manifest, document_rule="bos text eos").save(tmp_path / "data")
+    model, tokenizer = load_model(find_checkpoint(run_folder)), load_tokenizer(tmp_path / "data")
+    assert manifest.tokenizer.bos_id not in (None, manifest.tokenizer.eos_id)
+    tokens = [manifest.tokenizer.bos_id, *tokenizer.encode("for")]
+    expected = int(model(torch.tensor([tokens])).logits[0, -1].argmax())
+    options = ["--prompt", "for", "--data", str(tmp_path / "data"), "--max-tokens", "1", "--temperature", "0"]
+    assert main(["--checkpoint", str(run_folder), *options]) == 0
+    assert f"\nfor{tokenizer.decode([expected])}\n" in capsys.readouterr().out

@@ -128,7 +128,7 @@ def test_a_new_part_is_trained_on_the_frozen_weights_of_an_earlier_run(
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("initial weights from"))
     assert str(trained / "checkpoints/step_00000003") in line
     assert "not there and drawn anew: coda.0.attention.qkv.weight" in line
-    assert line.endswith("they were trained at alpha 2.828, this run has 3.162")
+    assert line.endswith("they were trained at alpha 2.828 and this run has 3.162: model.residual_depth can keep it")
 
     old, new = (load_model(find_checkpoint(out)).state_dict() for out in (trained, tmp_path / "out"))
     initial = DeepLoopModel(load_model(find_checkpoint(tmp_path / "out")).config, seed=0).state_dict()
@@ -147,6 +147,8 @@ def test_a_new_part_is_trained_on_the_frozen_weights_of_an_earlier_run(
     ("path", "overrides", "message"),
     [
         ("", ["model.d_model=64"], r"embedding.weight is of shape \[64, 32\] there and of shape \[64, 64\] in this"),
+        ("", ["model.num_heads=4"], "model.num_heads is 2 there and 4 in this run"),
+        ("", ["model.residual=post_ln"], "model.residual is 'deeploop' there and 'post_ln' in this run"),
         ("", ["model.num_blocks=1"], r"blocks.1.attention.qkv.weight is of shape \[96, 32\] there and absent in this"),
         ("nowhere", [], "train.initial_weights: .*nowhere: no such folder; give a run folder or a checkpoint"),
         ("logs", [], "train.initial_weights: .*logs: .*"),
