@@ -207,9 +207,8 @@ def _report(rates: dict[str, Rate], workers: int) -> None:
     alone, together = rates["raw x 1"], rates[f"raw x {workers}"]
     for way in (way for way in rates if way.startswith("ours")):
         rate = rates[way]
-        print(
-            f"{way}: {rate.clock / alone.clock / workers:.2f} (CPU {rate.cpu / alone.cpu:.2f}) of raw x 1 on {workers} cores"
-        )
+        clock, cpu = rate.clock / alone.clock / workers, rate.cpu / alone.cpu
+        print(f"{way}: {clock:.2f} (CPU {cpu:.2f}) of one raw process x {workers}")
         clock, cpu = rate.clock / together.clock, rate.cpu / together.cpu
         print(f"{way}: {clock:.2f} (CPU {cpu:.2f}) of {workers} raw processes at once")
         for peer in ("nanogpt", "datatrove"):
