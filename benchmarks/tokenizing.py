@@ -204,10 +204,13 @@ def main() -> None:
 def _report(rates: dict[str, Rate], workers: int) -> None:
     for way, rate in rates.items():
         print(f"{way:>14}: {rate.clock / 1e6:7.2f} MB/s, {rate.cpu / 1e6:7.2f} MB per CPU second")
-    alone = rates["raw x 1"]
+    alone, together = rates["raw x 1"], rates[f"raw x {workers}"]
     for way in (way for way in rates if way.startswith("ours")):
         rate = rates[way]
-        print(f"{way}: {rate.clock / alone.clock / workers:.2f} (CPU {rate.cpu / alone.cpu:.2f}) of raw x {workers}")
+        clock, cpu = rate.clock / alone.clock / workers, rate.cpu / alone.cpu
+        print(f"{way}: {clock:.2f} (CPU {cpu:.2f}) of one raw process x {workers}")
+        clock, cpu = rate.clock / together.clock, rate.cpu / together.cpu
+        print(f"{way}: {clock:.2f} (CPU {cpu:.2f}) of {workers} raw processes at once")
         for peer in ("nanogpt", "datatrove"):
             if peer in rates:
                 clock, cpu = rate.clock / rates[peer].clock, rate.cpu / rates[peer].cpu
