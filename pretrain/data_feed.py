@@ -65,19 +65,23 @@ class TrainFeed:
         self._accumulation = accumulation
         self._ranks = ranks
 
-    def micro_batches(self, step: int) -> Iterator[Batch]:
-        """What this rank accumulates in step `step`, each of [micro batch, context]."""
+    def global_batch(self, batch: int) -> NDArray[np.int64]:
+        """Sample indices of a whole global batch, on all ranks."""
+        return self._order.sample_ids(batch * self._global_batch, self._global_batch)
+
+    def micro_batches(self, batch: int) -> Iterator[Batch]:
+        """What this rank accumulates of global batch `batch`, each of [micro batch, context]."""
         for accumulated in range(self._accumulation):
             yield windows_on_device(
                 self._split,
-                self.sample_ids(step, accumulated),
+                self.sample_ids(batch, accumulated),
                 self._context,
                 self._ranks.device,
                 separate_documents=self._separate_documents,
             )
 
-    def sample_ids(self, step: int, accumulated: int) -> NDArray[np.int64]:
+    def sample_ids(self, batch: int, accumulated: int) -> NDArray[np.int64]:
         """Sample indices of one micro-batch of this rank."""
-        first = step * self._global_batch
+        first = batch * self._global_batch
         offset = (accumulated * self._ranks.world_size + self._ranks.rank) * self._micro_batch
         return self._order.sample_ids(first + offset, self._micro_batch)
