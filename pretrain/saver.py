@@ -60,6 +60,11 @@ class Saver:
         self._failures = 0
 
     @property
+    def under_way(self) -> bool:
+        """Whether a save has begun that is not concluded."""
+        return self._writing is not None
+
+    @property
     def written(self) -> bool:
         """Whether a save is under way whose writing is over on this rank."""
         return self._writing is not None and not self._writing.thread.is_alive()
