@@ -98,7 +98,9 @@ class RollBack:
         dist.barrier(group=self._group)
         back = Progress.of(checkpoint.read_state(target), self._config)
         back.bad_steps.total = progress.bad_steps.total
-        back.passed_over = sorted({*back.passed_over, *row})
+        back.passed_over = sorted(
+            {*progress.passed_over, *row}
+        )  # more than the checkpoint knows of, on a second return
         back.rollbacks = progress.rollbacks + 1
         log.go_back(back.step)
         log.event(

@@ -25,9 +25,12 @@ def compare_ranks(module: nn.Module, step: int) -> None:
         if len(set(found)) > 1:
             usual = max(found, key=found.count)
             odd = [str(rank) for rank, value in enumerate(found) if value != usual]
+            which = (
+                f"rank {', '.join(odd)} differs" if 2 * len(odd) < len(found) else "no majority tells which is right"
+            )
             raise RanksDifferError(
-                f"after step {step}, {name} is not the same on all ranks: rank {', '.join(odd)} differs; memory or a "
-                "link corrupts data there, take it out of service and resume from the last checkpoint"
+                f"after step {step}, {name} is not the same on all ranks: {which}; memory or a link corrupts data, "
+                "find the node, take it out of service and resume from an earlier checkpoint"
             )
 
 

@@ -14,10 +14,15 @@ DONE_FILE = "DONE"
 """There once all steps are done. Whoever wants to train on (a larger train.steps) deletes it, or just runs run.py."""
 
 
-def clear(out: Path) -> None:
+def forget(out: Path) -> None:
     """Forgets how the last start ended."""
-    for name in (STATUS_FILE, DONE_FILE):
-        (out / name).unlink(missing_ok=True)
+    (out / STATUS_FILE).unlink(missing_ok=True)
+
+
+def clear(out: Path) -> None:
+    """A run begins: it is not done, and how the last start ended no longer counts."""
+    forget(out)
+    (out / DONE_FILE).unlink(missing_ok=True)
 
 
 def write(out: Path, exit_code: Exit, reason: str) -> None:
