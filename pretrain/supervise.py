@@ -35,6 +35,8 @@ from pretrain.exit_codes import FINAL, Exit
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_SECONDS = 0.2
+ORPHAN_SECONDS = 60.0
+"""Ranks whose launcher is gone notice it and save; that long they are given."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,17 +131,26 @@ class Supervisor:
         # A session of its own: a terminal's Ctrl-C reaches this process only, and what is left can be ended together.
         process = subprocess.Popen(self._command, start_new_session=True)
         asked_at: float | None = None
-        while process.poll() is None or (asked_at is not None and _alive(process.pid)):
+        left_at: float | None = None
+        while _alive(process.pid):
+            now = time.monotonic()
+            if process.poll() is not None and left_at is None:
+                left_at = now
             if self._asked is not None and asked_at is None:
-                asked_at = time.monotonic()
+                asked_at = now
                 self._say(f"{self._asked}: asking the run to save and leave")
                 with contextlib.suppress(OSError):
                     (self._out / "STOP").touch()
-            if asked_at is not None and time.monotonic() > asked_at + self._policy.grace:
+            if asked_at is not None and now > asked_at + self._policy.grace:
                 self._say(f"the run did not leave in {self._policy.grace:g} s: ending it")
+                break
+            if left_at is not None and now > left_at + ORPHAN_SECONDS:
+                self._say(f"processes are left {ORPHAN_SECONDS:g} s after the command's end: ending them")
                 break
             time.sleep(POLL_SECONDS)
         _end_session(process.pid)
+        if asked_at is not None:  # a run that came to no step did not see it, and the next start shall not
+            (self._out / "STOP").unlink(missing_ok=True)
         launcher_status = process.wait()
         told = status.read(self._out)
         if told is not None:

@@ -12,3 +12,7 @@ from tests.support.runs import small_dataset
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_dataset(tmp_path_factory.mktemp("data") / "dataset")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults", type=int, default=32, help="faults in the soak test")
