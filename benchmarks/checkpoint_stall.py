@@ -24,6 +24,7 @@ from pretrain import checkpoint
 from pretrain import checkpoint_store as store
 from pretrain.checkpoint_files import keep_in_host_memory
 from pretrain.config import CheckpointConfig, DataConfig, RunConfig, TrainConfig
+from pretrain.data_feed import Batch
 from pretrain.ds_config import load_ds_config
 from pretrain.engine import Engine, build_engine, train_step
 from pretrain.ranks import Ranks, patient_group, process_group
@@ -95,7 +96,7 @@ def measure(config: RunConfig, ds_config: dict[str, object], ranks: Ranks, out: 
 def timed_step(engine: Engine, config: RunConfig) -> float:
     tokens = torch.randint(0, 4096, (1, CONTEXT + 1))
     start = time.perf_counter()
-    train_step(engine, [(tokens[:, :-1], tokens[:, 1:])], 1, config.train)
+    train_step(engine, [Batch(tokens[:, :-1], tokens[:, 1:], None)], 1, config.train)
     return time.perf_counter() - start
 
 

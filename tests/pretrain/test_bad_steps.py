@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from deeploop_model import DeepLoopModel
 from pretrain.bad_steps import BadSteps, batch_of_step
 from pretrain.config import RecoveryConfig
-from pretrain.data_feed import TrainFeed
+from pretrain.data_feed import Batch, TrainFeed
 from pretrain.exit_codes import Exit
 from pretrain.progress import Progress
 from tests.support.ranks import run_ranks
@@ -79,7 +78,7 @@ class Poison:
         self._batch = -1
         self.trained: list[int] = []
 
-    def micro_batches(self, feed: TrainFeed, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def micro_batches(self, feed: TrainFeed, batch: int) -> Iterator[Batch]:
         self._batch = batch
         self.trained.append(batch)
         return micro_batches(feed, batch)
@@ -91,9 +90,9 @@ class Poison:
         assert output.loss is not None
         assert output.last_loss is not None
         if self._gradient:
-            return dataclasses.replace(output, loss=output.loss * self._value)
+            return output._replace(loss=output.loss * self._value)
         loss, last_loss = output.loss + self._value, output.last_loss + self._value
-        return dataclasses.replace(output, loss=loss, last_loss=last_loss)
+        return output._replace(loss=loss, last_loss=last_loss)
 
 
 micro_batches, forward = TrainFeed.micro_batches, DeepLoopModel.forward
