@@ -19,6 +19,8 @@ if __package__ in (None, ""):  # run by path: import from the repository, not fr
 
 from typing import Any
 
+import torch.distributed as dist
+
 from data_prep.reader import TokenSplit, open_split
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
@@ -66,12 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             Watchdog(out / "logs", ranks.rank, config.recovery) as watchdog,
         ):
             exit_code, reason = train(config, ds_config, ranks, stop, watchdog)
+            if ranks.is_main:
+                status.write(out, exit_code, reason)
+            dist.barrier()  # whoever waits for a rank on another node finds the status
     except USER_ERRORS as error:
         exit_code, reason = exit_code_of(error), str(error)
         where = f" (rank {ranks.rank})" if ranks.world_size > 1 else ""
         sys.stderr.write(f"error{where}: {error}\n")
-    if ranks.is_main and out is not None:
-        status.write(out, exit_code, reason)
+        if ranks.is_main and out is not None:
+            status.write(out, exit_code, reason)
     return exit_code
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pretrain import checkpoint_store as store
+from pretrain.exit_codes import Exit
 from tests.support import hosts as support
 from tests.support.hosts import Hosts
 from tests.support.ranks import run_ranks
@@ -45,15 +46,20 @@ def last_step(out: Path) -> int:
     return int(metrics(out)[-1]["step"]) if (out / "metrics.jsonl").exists() and metrics(out) else 0
 
 
-def environment(hosts: Hosts, folder: Path) -> dict[str, str]:
-    """What the user's shell would have; what the ranks need besides goes through DeepSpeed's environment file."""
-    passed_on = folder / "deepspeed_env"
-    passed_on.write_text("OMP_NUM_THREADS=1\nGLOO_SOCKET_IFNAME=eth0")
+def environment(hosts: Hosts, **site: str) -> dict[str, str]:
+    """What the user's shell would have, and the names that `pretrain/launch/site.sh` asks for."""
     return {
-        **{key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"},
+        **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "DS_ENV_FILE": str(passed_on),
+        "OMP_NUM_THREADS": "1",
         "PDSH_SSH_ARGS_APPEND": f"-F {hosts.ssh_config}",
+        "MASTER_ADDR": hosts.address("alpha"),
+        "MASTER_PORT": PORT,
+        "NETWORK_INTERFACE": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "DS_CONFIG": str(CPU_CONFIG),
+        "DEEPSPEED_FLAGS": "--no_ssh_check",
+        **site,
     }
 
 
@@ -67,18 +73,21 @@ def test_hosts_fail_and_the_run_goes_on_with_fewer(hosts: Hosts, dataset: Path, 
     tree["recovery"] = {"collective_seconds": 6.0}
     config = write_tree(tmp_path / "run.yaml", tree)
     run = ["pretrain/run.py", "--ds_config", str(CPU_CONFIG), "--config", str(config)]
-    shell = environment(hosts, tmp_path)
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("alpha slots=1\nbeta slots=1\ngamma slots=1\n")
-    to_all = ["--hostfile", str(hostfile), "--master_addr", hosts.address("alpha"), "--master_port", PORT]
+    shell = environment(hosts, HOSTFILE=str(hostfile), CONFIG=str(config), OUT=str(out))
 
-    # Three hosts by pdsh; then the ranks of one are killed.
-    by_pdsh = hosts.popen("alpha", ["deepspeed", *to_all, "--no_ssh_check", *run], log, env=shell)
-    wait_until(lambda: last_step(out) >= 6, 120, log)
+    # Three hosts by pdsh, supervised. The ranks of one are killed, and all go on; then the user ends it.
+    by_pdsh = hosts.popen("alpha", ["pretrain/launch/pdsh.sh"], log, env=shell)
+    wait_until(lambda: last_step(out) >= 6, 150, log)
+    assert "preflight: 3 nodes, nothing differs" in log.read_text()
     hosts.kill_ranks("gamma")
-    took = wait_until(lambda: by_pdsh.poll() is not None, 40, log)
-    print(f"\nafter a host's ranks were killed, the pdsh launch was over in {took:.1f} s")
-    assert by_pdsh.returncode != 0
+    took = wait_until(lambda: "supervise: start 1 ended: crash" in log.read_text(), 60, log)
+    print(f"\nafter a host's ranks were killed, the launch was over in {took:.1f} s")
+    wait_until(lambda: log.read_text().count("going on from") == 1 and log.read_text().count("saved") > 3, 90, log)
+    hosts.run("alpha", "pkill", "-TERM", "-f", "pretrain.supervise")
+    wait_until(lambda: by_pdsh.poll() is not None, 60, log)
+    assert by_pdsh.returncode == Exit.STOPPED
     wait_until(lambda: not hosts.ranks(), 40, log)
     saved = store.finished(out / "checkpoints")[0]
     one_machine = tmp_path / "one_machine"
@@ -91,9 +100,9 @@ def test_hosts_fail_and_the_run_goes_on_with_fewer(hosts: Hosts, dataset: Path, 
     hostfile.write_text("alpha slots=1\nbeta slots=1\n")
     two = []
     for rank, name in enumerate(("alpha", "beta")):
-        here = {**shell, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-        command = ["deepspeed", *to_all, "--no_ssh", "--node_rank", str(rank), *run]
-        two.append(hosts.popen(name, command, tmp_path / f"log_{name}", env=here))
+        command = ["deepspeed", "--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(rank)]
+        command += ["--master_addr", hosts.address("alpha"), "--master_port", PORT, *run]
+        two.append(hosts.popen(name, command, tmp_path / f"log_{name}", env=shell))
     before = store.step_of(saved)
     wait_until(lambda: store.step_of(store.finished(out / "checkpoints")[0]) > before + 4, 120, tmp_path / "log_alpha")
     assert f"going on from {saved} at step {before}" in (tmp_path / "log_alpha").read_text()
@@ -107,7 +116,8 @@ def test_hosts_fail_and_the_run_goes_on_with_fewer(hosts: Hosts, dataset: Path, 
     # What one host alone makes of it.
     resumed = store.step_of(store.finished(out / "checkpoints")[0])
     steps = f"train.steps={resumed + 3}"
-    alone = hosts.popen("alpha", ["python", *run, steps], tmp_path / "log_alone", env={**shell, "OMP_NUM_THREADS": "1"})
+    alone_shell = {key: value for key, value in shell.items() if not key.startswith("MASTER")}
+    alone = hosts.popen("alpha", ["python", *run, steps], tmp_path / "log_alone", env=alone_shell)
     wait_until(lambda: alone.poll() is not None, 120, tmp_path / "log_alone")
     assert alone.returncode == 0, (tmp_path / "log_alone").read_text()
     assert f"at step {resumed}" in (tmp_path / "log_alone").read_text()

@@ -106,13 +106,17 @@ class Hosts:
                 [*self._enter_command(name), *command], stdout=file, stderr=file, env=environment, **options
             )
 
+    def run(self, name: str, *command: str) -> None:
+        """Runs a short command on a host, which must succeed."""
+        _do(*self._enter_command(name), *command)
+
     def link(self, name: str, state: str) -> None:
         """Sets a host's cable "down" or "up"."""
         _do("ip", "-n", f"{self._prefix}s", "link", "set", f"to_{name}", state)
 
     def kill_ranks(self, name: str) -> None:
         """SIGKILL to the ranks of a host."""
-        subprocess.run([*self._enter_command(name), "pkill", "-KILL", "-f", "pretrain/run.py --local_rank"], check=True)
+        self.run(name, "pkill", "-KILL", "-f", "pretrain/run.py --local_rank")
 
     def ranks(self) -> list[int]:
         """Process ids of run.py, on all hosts."""
