@@ -102,8 +102,9 @@ def timed_step(engine: Engine, config: RunConfig) -> float:
 
 def state_at(step: int) -> checkpoint.RunState:
     return checkpoint.RunState(
-        step=step, samples=0, seed=0, world_size=1, zero_stage=2, model={}, alpha=1.0, data_fingerprint=""
-    )
+        step=step, samples=0, global_batch_size=1, seed=0, world_size=1, zero_stage=2, model={}, alpha=1.0,
+        data_fingerprint="", tokenizer_sha256=None,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
