@@ -15,4 +15,4 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--faults", type=int, default=32, help="faults in the soak test")
+    parser.addoption("--faults", type=int, default=30, help="faults in the soak test")
