@@ -1,30 +1,30 @@
-"""Checkpoints: a folder per saved step that is whole or absent, and what it takes to go on from one.
+"""What a checkpoint belongs to, which one a run goes on from, and how it is loaded.
 
-`checkpoints/step_00000100/` holds DeepSpeed's files (weights, fp32 masters, Adam moments) and `run_state.json`, which
-says what they belong to: step, samples consumed, seed, model, data. The folder is written under a temporary name and
-renamed when all of it is on disk, so a folder named `step_*` is finished; DeepSpeed's `latest` file is not used.
+A checkpoint folder (`pretrain.checkpoint_store`) holds DeepSpeed's files (weights, fp32 masters, Adam moments) and
+`run_state.json`, which says what they belong to: step, samples consumed, seed, model, data. DeepSpeed's `latest` file
+is not used.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import shutil
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from data_prep.durable import publish_folder, write_atomic
 from deeploop_model import DeepLoopConfig
+from pretrain import checkpoint_store as store
 from pretrain.engine import Engine
 from pretrain.errors import CheckpointError
+from pretrain.ranks import Ranks
 
 FORMAT_VERSION = 1
 STATE_FILE = "run_state.json"
-STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class RunState:
     """What a checkpoint belongs to, and where in the run it stands."""
 
     step: int
-    """Optimizer steps done."""
+    """Optimizer steps done, those whose update was skipped included."""
     samples: int
-    """Position in the data order: sequences consumed."""
+    """Position in the data order: sequences consumed or passed over."""
     global_batch_size: int
-    """Sequences of a step: the position in the data order is step times this."""
+    """Sequences of a step: the data order is cut into these."""
     seed: int
     """Random numbers of step s come from (seed, s), so this and `step` are the whole random state."""
     world_size: int
@@ -47,12 +47,17 @@ class RunState:
     alpha: float
     """Of the training depth N: how the weights must be run, whatever number of rounds runs later."""
     data_fingerprint: str
+    """Of the tokens and the tokenizer."""
     tokenizer_sha256: str | None
     """Of the tokenizer's file, where the dataset has one."""
     frozen: list[str] = field(default_factory=list)
     """Names of the weights that do not learn: they have no optimizer state."""
     flops: int = 0
     """Matrix-product FLOPs of all steps so far, at the rounds that each of them ran."""
+    passed_over: list[int] = field(default_factory=list)
+    """Global batches that were left out, see `pretrain.bad_steps`."""
+    bad_steps: dict[str, Any] = field(default_factory=dict)
+    """State of the rule for bad steps."""
     format_version: int = FORMAT_VERSION
 
 
@@ -61,28 +66,53 @@ def model_fields(config: DeepLoopConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))  # type: ignore[no-any-return]
 
 
-def step_folder(root: Path, step: int) -> Path:
-    return root / f"step_{step:08d}"
-
-
 def newest(root: Path) -> Path | None:
-    """The finished checkpoint of the highest step, or None."""
-    if not root.is_dir():
-        return None
-    steps = [(int(m[1]), path) for path in root.iterdir() if (m := STEP_FOLDER.fullmatch(path.name))]
-    return max(steps)[1] if steps else None
+    """The published checkpoint of the highest step, or None. Its files are not looked at."""
+    return next(iter(store.finished(root)), None)
 
 
-def choose(resume: str, root: Path) -> Path | None:
-    """The checkpoint that `checkpoint.resume` means, or None to start at step 0. Raises CheckpointError."""
+def choose(resume: str, root: Path, ranks: Ranks, group: dist.ProcessGroup) -> Path | None:
+    """The checkpoint that `checkpoint.resume` means, or None to start at step 0; every rank must call it.
+
+    auto: the newest one that agrees with its checksums; damaged ones are named on standard error and passed by.
+    Raises CheckpointError where a checkpoint was asked for and none is whole: starting again at step 0 must be said.
+    """
     if resume == "never":
         return None
-    if resume == "auto":
-        return newest(root)
-    path = Path(resume)
-    if not path.is_dir():
-        raise CheckpointError(f"checkpoint.resume: {resume}: no such folder; use auto, never or a checkpoint's path")
-    return path
+    if resume != "auto":
+        fault = fault_of(Path(resume), ranks, group)
+        if fault is not None:
+            raise CheckpointError(f"checkpoint.resume: {fault}")
+        return Path(resume)
+    listing = [store.finished(root)]
+    dist.broadcast_object_list(listing, src=0, group=group)  # nodes may see a new folder at different times
+    for folder in listing[0]:
+        fault = fault_of(folder, ranks, group)
+        if fault is None:
+            return folder
+        if ranks.is_main:
+            sys.stderr.write(f"passing by a damaged checkpoint: {fault}\n")
+    if listing[0]:
+        raise CheckpointError(
+            f"{root}: none of {len(listing[0])} checkpoints is whole; use --resume never to start again at step 0"
+        )
+    return None
+
+
+def fault_of(folder: Path, ranks: Ranks, group: dist.ProcessGroup) -> str | None:
+    """What is wrong with a checkpoint's files, or None. The ranks share the reading and all get the same answer."""
+    fault = None
+    try:
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder; use auto, never or a checkpoint's path")
+        read_state(folder)
+        records = store.read_manifest(folder)
+        store.check_files(folder, records, sorted(records)[ranks.rank :: ranks.world_size])
+    except CheckpointError as error:
+        fault = str(error)
+    faults: list[str | None] = [None] * ranks.world_size
+    dist.all_gather_object(faults, fault, group=group)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def read_state(folder: Path) -> RunState:
@@ -99,47 +129,44 @@ def read_state(folder: Path) -> RunState:
         raise CheckpointError(f"{path}: cannot be understood: {error}") from None
 
 
-def check_match(folder: Path, saved: RunState, current: RunState) -> None:
-    """Raises CheckpointError, naming what differs, where the run cannot go on from the checkpoint."""
+def check_match(folder: Path, saved: RunState, current: RunState, allowed: Collection[str] = ()) -> None:
+    """Raises CheckpointError, naming all that differs, where the run cannot go on from the checkpoint.
+
+    `allowed` holds keys that may differ. The number of ranks is no such key: it may always change.
+    """
+    differences = []
     defaults = model_fields(DeepLoopConfig())  # for checkpoints older than a field
     for name in sorted(saved.model.keys() | current.model.keys()):
         ours, theirs = (state.model.get(name, defaults.get(name)) for state in (current, saved))
         if ours != theirs:
-            raise CheckpointError(
-                f"{folder}: is of another model: model.{name} is {theirs!r} there and {ours!r} in this run"
-            )
+            differences.append((f"model.{name}", theirs, ours, "it is of another model"))
     for name, hint in (
         ("data_fingerprint", "the tokens or their tokenizer changed"),
         ("seed", "the data order would change"),
         ("global_batch_size", "samples would be skipped or seen twice"),
-        ("world_size", "run with as many ranks"),
         ("zero_stage", "use the same ZeRO stage"),
         ("frozen", "the optimizer's state is of other weights; use the same train.trainable and train.frozen"),
     ):
         ours, theirs = getattr(current, name), getattr(saved, name)
         if ours != theirs:
-            raise CheckpointError(f"{folder}: {name} is {theirs!r} there and {ours!r} in this run: {hint}")
-
-
-def save(engine: Engine, root: Path, state: RunState, *, is_main: bool) -> Path:
-    """Writes the checkpoint of `state.step`; every rank must call it. Returns its folder."""
-    final = step_folder(root, state.step)
-    temporary = root / f".{final.name}.tmp"
-    if is_main:
-        for stale in (temporary, final):  # left by a killed save; or the same step, trained again
-            shutil.rmtree(stale, ignore_errors=True)
-    dist.barrier()
-    engine.save_checkpoint(str(root), tag=temporary.name, save_latest=False)
-    dist.barrier()
-    if is_main:
-        write_atomic(temporary / STATE_FILE, (json.dumps(dataclasses.asdict(state), indent=2) + "\n").encode())
-        publish_folder(temporary, final)
-    dist.barrier()
-    return final
+            differences.append((name, theirs, ours, hint))
+    refused = [
+        f"{name} is {theirs!r} there and {ours!r} in this run ({hint})"
+        for name, theirs, ours, hint in differences
+        if name not in allowed
+    ]
+    if refused:
+        raise CheckpointError(f"{folder}: {'; '.join(refused)}; checkpoint.allow_differences takes such keys")
 
 
 def load(engine: Engine, folder: Path) -> None:
-    """Weights, fp32 masters and optimizer state; every rank must call it after `check_match`."""
+    """Weights, fp32 masters and optimizer state, cut anew where the ranks are not as many as those that saved.
+
+    Every rank must call it after `check_match`.
+    """
+    from pretrain.reshard import reader  # imports DeepSpeed, so only where there is an engine
+
+    engine.checkpoint_engine.reader = reader(engine, folder, read_state(folder).world_size)
     loaded, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
     if loaded is None:
         raise CheckpointError(f"{folder}: DeepSpeed could not load it")

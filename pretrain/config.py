@@ -118,7 +118,42 @@ class CheckpointConfig:
     every: CountOrZero = 1000
     """Steps between checkpoints; 0 for the last step only."""
     resume: Text = "auto"
-    """auto: the run folder's newest checkpoint, if any. never: start at step 0. Or the path of a checkpoint."""
+    """auto: the run folder's newest whole checkpoint, if any. never: start at step 0. Or the path of a checkpoint."""
+    background: bool = True
+    """Training goes on while a checkpoint is written, for the price of one copy of it in host memory."""
+    keep_last: Count = 3
+    """Newest checkpoints to keep; older ones are deleted after a newer one is on disk."""
+    keep_every: CountOrZero = 0
+    """Checkpoints of a multiple of this many steps are kept for ever; 0 for none."""
+    allow_differences: tuple[str, ...] = ()
+    """Keys in which a run may differ from the checkpoint it goes on from, as a refusal names them."""
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    """What the run does about failures: bad steps, hangs, the end of its time."""
+
+    max_bad_steps: CountOrZero = 3
+    """Bad steps in a row that the run goes on through; one more rolls it back. See `pretrain.bad_steps`."""
+    spike_nats: Annotated[float, Gt(0)] = 1.0
+    """A step is bad when its loss is this much above the median of the last `spike_window` good ones."""
+    spike_window: Count = 64
+    max_rollbacks: CountOrZero = 5
+    """To the same checkpoint; one more ends the run."""
+    collective_seconds: Annotated[float, Gt(0)] = 600.0
+    """A collective of training that waits longer for another rank fails."""
+    checkpoint_seconds: Annotated[float, Gt(0)] = 3600.0
+    """The same while a checkpoint is read or written; also the limit for the first step, validation and sampling."""
+    hang_factor: Annotated[float, Gt(1)] = 10.0
+    """A step that takes this many times the median step is a hang: stacks are written, the run ends."""
+    hang_min_seconds: Annotated[float, Gt(0)] = 120.0
+    """No step is a hang before this."""
+    heartbeat_seconds: Annotated[float, Gt(0)] = 10.0
+    """Between writes of `logs/heartbeat_rank00000.json`, one file a rank."""
+    stop_after_minutes: Annotated[float, Gt(0)] | None = None
+    """Save and leave after this long, as on SIGTERM; for queues with a time limit."""
+    compare_ranks_every: CountOrZero = 1000
+    """Steps between comparisons of the weights' hash over all ranks; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -145,4 +180,5 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)

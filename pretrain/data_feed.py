@@ -62,12 +62,22 @@ class TrainFeed:
     def __init__(self, data: RunData, config: RunConfig, accumulation: int, ranks: Ranks) -> None:
         train = config.train
         self._mixture = data.training
+        self._names = list(data.weights)
         self._share = Share(train.global_batch_size, train.micro_batch_size, ranks.rank, ranks.world_size)
         self._separator_id = data.separator_id if config.data.separate_documents else None
         self._accumulation = accumulation
         self._device = ranks.device
         self._feed: Feed | None = None
         self._next = -1
+
+    def sample_ids(self, batch: int) -> list[str]:
+        """The samples of a whole global batch on all ranks, as source:number."""
+        first = batch * self._share.global_batch
+        sources, starts = self._mixture.starts(np.arange(first, first + self._share.global_batch))
+        ids = starts // self._mixture.context
+        return [
+            f"{self._names[source]}:{number}" for source, number in zip(sources.tolist(), ids.tolist(), strict=True)
+        ]
 
     def micro_batches(self, batch: int) -> Iterator[Batch]:
         """What this rank accumulates of global batch `batch`, each of [micro batch, context]."""

@@ -92,6 +92,7 @@ def _owned_by_the_run(config: RunConfig, world_size: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": config.train.micro_batch_size,
         "gradient_accumulation_steps": accumulation_steps(config, world_size),
         "gradient_clipping": config.optimizer.gradient_clipping,
+        "bf16.check_grad_overflow": True,  # DeepSpeed's default: a step with a non-finite gradient changes nothing
         "optimizer.params.lr": config.optimizer.lr,
         "optimizer.params.betas": list(config.optimizer.betas),
         "optimizer.params.eps": config.optimizer.eps,

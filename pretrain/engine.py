@@ -64,7 +64,21 @@ def train_step(engine: Engine, micro_batches: Iterable[Batch], num_rounds: int, 
             backprop_rounds=train.backprop_rounds,
             round_loss=train.round_loss,
         )
-        engine.backward(output.loss)
+        engine.backward(nan_unless_finite(output.loss))
         engine.step()  # updates weights at the last micro-batch only
         losses.append(output.last_loss)
     return torch.stack(losses).mean()
+
+
+def nan_unless_finite(loss: Tensor) -> Tensor:
+    """The same loss, whose gradient is NaN everywhere where it is not finite.
+
+    An infinite loss can have finite gradients. Made NaN, they reach every rank's share of the reduced gradient, and
+    DeepSpeed skips the update on all of them.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+
+
+def update_skipped(engine: Engine) -> bool:
+    """Whether the last step left the weights alone because a gradient was not finite; the same on all ranks."""
+    return bool(engine.optimizer.overflow)

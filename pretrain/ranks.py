@@ -7,10 +7,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from pretrain.errors import USER_ERRORS, PretrainError
 
@@ -43,9 +45,17 @@ class Ranks:
 
 
 @contextmanager
-def process_group(ranks: Ranks) -> Iterator[None]:
-    """Starts DeepSpeed's communication and ends it. Leaving without ending it aborts some runs at exit."""
+def process_group(ranks: Ranks, timeout: float = 600.0) -> Iterator[None]:
+    """Starts DeepSpeed's communication and ends it. Leaving without ending it aborts some runs at exit.
+
+    A collective that waits longer than `timeout` seconds for another rank fails.
+    """
     import deepspeed
+
+    limit = timedelta(seconds=timeout)
+    # ZeRO makes groups without a timeout; they take torch's default, half an hour, from here.
+    defaults: dict[str, Any] = distributed_c10d.__dict__
+    defaults["default_pg_timeout"] = defaults["default_pg_nccl_timeout"] = limit
 
     if ranks.world_size == 1:
         _stand_alone()
@@ -53,11 +63,18 @@ def process_group(ranks: Ranks) -> Iterator[None]:
         torch.cuda.set_device(ranks.device)
     else:
         _skip_shared_memory_extension()
-    deepspeed.init_distributed(verbose=False)
+    deepspeed.init_distributed(verbose=False, timeout=limit)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def patient_group(timeout: float) -> dist.ProcessGroup:
+    """All ranks, over CPU tensors: for what waits for disks, up to `timeout` seconds. Every rank must call it."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 @contextmanager

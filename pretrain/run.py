@@ -19,45 +19,65 @@ if __package__ in (None, ""):  # run by path: import from the repository, not fr
 
 from typing import Any
 
+import torch.distributed as dist
+
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
 from deeploop_model.flops import train_flops
-from pretrain import checkpoint
+from pretrain import checkpoint, status
+from pretrain.agreement import agree
+from pretrain.checkpoint_files import keep_in_host_memory
+from pretrain.checkpoint_store import remove_leftovers
 from pretrain.config import RunConfig
 from pretrain.config_file import load_config
 from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
-from pretrain.engine import Engine, build_engine, set_learning_rate, train_step
-from pretrain.errors import USER_ERRORS
+from pretrain.engine import Engine, build_engine, set_learning_rate, train_step, update_skipped
+from pretrain.errors import USER_ERRORS, exit_code_of
+from pretrain.exit_codes import Exit
 from pretrain.freezing import freeze
 from pretrain.generation import sample_text
+from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
-from pretrain.ranks import Ranks, mean_over_ranks, process_group, together
+from pretrain.rank_check import compare_ranks
+from pretrain.ranks import Ranks, patient_group, process_group, together
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
 from pretrain.run_log import RunLog
+from pretrain.saver import Saver
 from pretrain.schedule import learning_rate
 from pretrain.seeding import seed_step
+from pretrain.stopping import StopRequests
 from pretrain.validation import validation_loss
+from pretrain.watchdog import Watchdog
 from pretrain.weights import load_initial_weights
-
-USER_ERROR_EXIT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when the run is complete, 2 for an error of the user's, told in one line."""
+    """Returns the exit status, see `pretrain.exit_codes`; an error of the user's is told in one line."""
     args = parse_arguments(argv)
     ranks = Ranks.from_environment()
+    out: Path | None = None
     try:
         config = load_config(args.config, [*args.overrides, *args.resume_override])
+        out = Path(config.out)
         ds_config = load_ds_config(args.ds_config, config, ranks.world_size)
-        with process_group(ranks):
-            train(config, ds_config, ranks)
+        with (
+            process_group(ranks, config.recovery.collective_seconds),
+            StopRequests(out / "STOP", config.recovery.stop_after_minutes, is_main=ranks.is_main) as stop,
+            Watchdog(out / "logs", ranks.rank, config.recovery) as watchdog,
+        ):
+            exit_code, reason = train(config, ds_config, ranks, stop, watchdog)
+            if ranks.is_main:
+                status.write(out, exit_code, reason)
+            dist.barrier()  # whoever waits for a rank on another node finds the status
     except USER_ERRORS as error:
+        exit_code, reason = exit_code_of(error), str(error)
         where = f" (rank {ranks.rank})" if ranks.world_size > 1 else ""
         sys.stderr.write(f"error{where}: {error}\n")
-        return USER_ERROR_EXIT
-    return 0
+        if ranks.is_main and out is not None:
+            status.write(out, exit_code, reason)
+    return exit_code
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -75,69 +95,107 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
-    """The run, from its first or last saved step to its last."""
+def train(
+    config: RunConfig, ds_config: dict[str, Any], ranks: Ranks, stop: StopRequests, watchdog: Watchdog
+) -> tuple[Exit, str]:
+    """The run, from its first or last saved step to its last or to a request to stop. Returns how it ended, and why."""
     out, origin = Path(config.out), ""
+    patient = patient_group(config.recovery.checkpoint_seconds)
+    resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints", ranks, patient)
     with together():
         data = open_data(config)
         tokenizer = load_tokenizer(data.tokenizer_folder) if config.monitor.sample_tokens else None
-        resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
         saved = checkpoint.read_state(resumed) if resumed else None
         model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
         if config.train.initial_weights and not saved:
             origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights), data.tokenizer_sha256)
         frozen = freeze(model, config.train.trainable, config.train.frozen)
-        state_at = partial(run_state, config, ds_config, data, ranks, frozen)
+        state_of = partial(run_state, config, ds_config, data, ranks, frozen)
+        progress = Progress.of(saved, config.recovery)
         if resumed and saved:
-            checkpoint.check_match(resumed, saved, state_at(saved.step, saved.flops))
+            checkpoint.check_match(resumed, saved, state_of(progress), config.checkpoint.allow_differences)
         if ranks.is_main:
             write_resolved_config(out, config, ds_config)
+            status.clear(out)
+            remove_leftovers(out / "checkpoints")
 
     engine = build_engine(model, config, ds_config)
+    keep_in_host_memory(engine)
     if resumed:
         checkpoint.load(engine, resumed)
-    step, flops = (saved.step, saved.flops) if saved else (0, 0)
     accumulation = accumulation_steps(config, ranks.world_size)
     feed = TrainFeed(data, config, accumulation, ranks)
     tokens_per_step = config.train.global_batch_size * config.model.context_length
     log = RunLog(
         out,
         engine.monitor,
-        first_step=step,
+        first_step=progress.step,
         steps=config.train.steps,
         tokens_per_step=tokens_per_step,
         is_main=ranks.is_main,
     )
-    log.say(headline(config, ranks, accumulation, step, resumed) + origin)
+    log.say(headline(config, ranks, accumulation, progress.step, resumed) + origin)
+    saver = Saver(engine, out / "checkpoints", config.checkpoint, ranks, patient, log)
+    roll_back = RollBack(out / "checkpoints", config.recovery, ranks, patient)
 
-    while step < config.train.steps:
+    while progress.step < config.train.steps:
+        step, batch = progress.step, progress.batch
         seed_step(config.train.seed, step, ranks.rank)
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
         num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
-        loss = train_step(engine, feed.micro_batches(step), num_rounds, config.train)
-        step += 1
-        flops += tokens_per_step * flops_per_token(config, num_rounds)
+        loss = train_step(engine, feed.micro_batches(batch), num_rounds, config.train)
+        agreed = agree(loss, stop=stop.reason is not None, written=saver.written)
+        step = watchdog.step_done(step + 1)
+        progress.flops += tokens_per_step * flops_per_token(config, num_rounds)
         last = step == config.train.steps
+        fault = progress.step_done(agreed.loss, update_skipped=update_skipped(engine))
+        if fault:
+            log.bad_step(step, fault, progress.bad_steps.total, feed.sample_ids(batch))
+        if progress.bad_steps.to_pass_over():
+            with watchdog.other_work("going back to a checkpoint"):
+                saver.conclude()
+                progress = roll_back(engine, progress, log, feed)
+            continue
         if last or step % config.monitor.log_every == 0:
             grad_norm = float(engine.get_global_grad_norm())
-            counts = {"rounds": num_rounds, "flops": flops, **data.epochs(step * config.train.global_batch_size)}
-            log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=grad_norm, counts=counts)
+            epochs = data.epochs(progress.batch * config.train.global_batch_size)
+            counts = {"rounds": num_rounds, "flops": progress.flops, **epochs}
+            log.training(step, loss=agreed.loss, lr=lr, grad_norm=grad_norm, counts=counts)
         if data.validation and due(step, config.train.validate_every, last):
-            losses = {n: validation_loss(engine, split, config, ranks) for n, split in data.validation.items()}
-            log.validation(step, losses, data.weights)
+            with watchdog.other_work("validation"):
+                losses = {n: validation_loss(engine, split, config, ranks) for n, split in data.validation.items()}
+                log.validation(step, losses, data.weights)
             log.restart_clock(step)
-        if due(step, config.checkpoint.every, last):
-            folder = checkpoint.save(engine, out / "checkpoints", state_at(step, flops), is_main=ranks.is_main)
-            log.say(f"saved {folder}")
+        if config.recovery.compare_ranks_every and due(step, config.recovery.compare_ranks_every, last):
+            compare_ranks(engine.module, step)
+        if agreed.written:
+            saver.conclude()
+        ends = last or agreed.stop
+        if ends or (due(step, config.checkpoint.every, last) and not progress.bad_steps.in_a_row):
+            with watchdog.other_work("saving"):
+                saver.save(state_of(progress), wait=ends)
             log.restart_clock(step)
+        if agreed.stop and not last:
+            feed.close()
+            return leave(step, stop, log)
 
     feed.close()
     if tokenizer:
         text = sample(engine, tokenizer, data, config, ranks)
         log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{text}\n")
-    log.say(f"done: {step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
+    log.say(f"done: {progress.step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
     log.close()
+    return Exit.COMPLETE, f"{progress.step} steps"
+
+
+def leave(step: int, stop: StopRequests, log: RunLog) -> tuple[Exit, str]:
+    """The end of a run that was asked to stop and is saved."""
+    stop.obeyed()
+    reason = f"stopped after step {step}: {stop.reason or 'another rank was asked to'}"
+    log.say(f"{reason}; the same command goes on from here")
+    log.close()
+    return Exit.STOPPED, reason
 
 
 def due(step: int, every: int, last: bool) -> bool:
@@ -164,13 +222,12 @@ def run_state(
     data: RunData,
     ranks: Ranks,
     frozen: list[str],
-    step: int,
-    flops: int,
+    progress: Progress,
 ) -> checkpoint.RunState:
-    """Where this run stands after `step` steps."""
+    """What a checkpoint of this run says, where it stands now."""
     return checkpoint.RunState(
-        step=step,
-        samples=step * config.train.global_batch_size,
+        step=progress.step,
+        samples=progress.batch * config.train.global_batch_size,
         global_batch_size=config.train.global_batch_size,
         seed=config.train.seed,
         world_size=ranks.world_size,
@@ -180,7 +237,9 @@ def run_state(
         data_fingerprint=data.training.fingerprint,
         tokenizer_sha256=data.tokenizer_sha256,
         frozen=frozen,
-        flops=flops,
+        passed_over=progress.passed_over,
+        bad_steps=progress.bad_steps.state(),
+        flops=progress.flops,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,13 +34,18 @@ class RunLog:
         self._steps = steps
         self._tokens_per_step = tokens_per_step
         self._is_main = is_main
+        self._path = out / "metrics.jsonl"
         self._metrics: TextIO | None = None
-        if is_main:
-            path = out / "metrics.jsonl"
-            _drop_lines_after(path, first_step)
-            _hide_points_after(monitor, first_step)
-            self._metrics = path.open("a", encoding="utf-8")
-        self.restart_clock(first_step)
+        self.go_back(first_step)
+
+    def go_back(self, step: int) -> None:
+        """Drops what was logged of later steps than `step`: they are trained again."""
+        if self._is_main:
+            self.close()
+            _drop_lines_after(self._path, step)
+            _hide_points_after(self._monitor, step)
+            self._metrics = self._path.open("a", encoding="utf-8")
+        self.restart_clock(step)
 
     def restart_clock(self, step: int) -> None:
         """Speed is measured from here: validation and checkpoints do not count as training time."""
@@ -68,28 +75,49 @@ class RunLog:
         self._write(step, {"val_loss": loss, **by_source}, prefix="validation")
         self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
 
+    def bad_step(self, step: int, fault: str, total: int, sample_ids: list[str]) -> None:
+        """A step that harmed or would have, see `pretrain.bad_steps`."""
+        told = f"bad step: {fault}"
+        self.event(step, "bad_step", told, {"bad_steps": total}, fault=fault, sample_ids=sample_ids)
+
+    def event(self, step: int, event: str, told: str, counts: dict[str, int], **values: Any) -> None:
+        """Something that should not happen: a line of metrics, its counts as TensorBoard points, `told` for people."""
+        if not self._is_main:
+            return
+        self._write_line(step, {"event": event, **counts, **values})
+        self._write_points(step, "events", counts)
+        self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {told}")
+
     def say(self, line: str) -> None:
-        """A line on standard output, from rank 0."""
+        """A line on standard output, from rank 0. A launcher that is gone, and its pipe with it, stops nothing."""
         if self._is_main:
-            print(line, flush=True)
+            with contextlib.suppress(OSError):
+                print(line, flush=True)
 
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
 
     def _write(self, step: int, values: dict[str, float], prefix: str) -> None:
+        self._write_line(step, values)
+        self._write_points(step, prefix, {key.replace("val_loss", "loss"): value for key, value in values.items()})
+
+    def _write_line(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None
         line = {"step": step, "tokens": step * self._tokens_per_step, **values}
-        self._metrics.write(json.dumps({k: _json_number(v) for k, v in line.items()}) + "\n")
-        self._metrics.flush()
+        with contextlib.suppress(OSError):  # a full disk costs lines, not the run
+            self._metrics.write(json.dumps({k: _json_value(v) for k, v in line.items()}) + "\n")
+            self._metrics.flush()
+
+    def _write_points(self, step: int, prefix: str, values: Mapping[str, float]) -> None:
         if self._monitor.enabled:
-            tags = [(f"{prefix}/{key.replace('val_loss', 'loss')}", value, step) for key, value in values.items()]
-            self._monitor.write_events(tags)
+            with contextlib.suppress(OSError):
+                self._monitor.write_events([(f"{prefix}/{k}", v, step) for k, v in values.items()])
 
 
-def _json_number(value: float) -> float | str:
+def _json_value(value: Any) -> Any:
     """JSON has no NaN or infinity; a diverged run must still leave lines that every reader accepts."""
-    return value if math.isfinite(value) else str(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _drop_lines_after(path: Path, step: int) -> None:

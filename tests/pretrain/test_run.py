@@ -208,6 +208,6 @@ def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset
     for result in run_ranks(ranks, many_mains, cases, folder=tmp_path):
         assert result.value == [2, 2, 2]
         errors = [line for line in result.stderr.splitlines() if line.startswith("error")]
-        assert "is of another model: model.num_rounds is 2 there and 3 in this run" in errors[0]
+        assert "model.num_rounds is 2 there and 3 in this run (it is of another model)" in errors[0]
         assert "seed is 0 there and 1 in this run" in errors[1]
         assert "data_fingerprint" in errors[2]

@@ -1,0 +1,99 @@
+"""Requests to save and leave: signals, a stop file, the end of the allowed time, a launcher that is gone.
+
+Each rank only notes what it sees; the ranks agree once a step (`pretrain.agreement`), so that one request is enough
+wherever it arrives, and all leave after the same step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Schedulers and launchers send the first, terminals the second, `sbatch --signal=USR1@...` the third."""
+LAUNCHER = "deepspeed.launcher.launch"
+LOOK_SECONDS = 1.0
+
+
+class StopRequests:
+    """What asks this process to stop. Use as a context: the signals' former handlers come back at its end.
+
+    Args:
+        stop_file: stops the run when it appears; rank 0 looks, and deletes it.
+        after_minutes: from now on; None for ever.
+    """
+
+    def __init__(self, stop_file: Path, after_minutes: float | None, *, is_main: bool) -> None:
+        self._stop_file = stop_file
+        self._is_main = is_main
+        self._deadline = None if after_minutes is None else time.monotonic() + 60 * after_minutes
+        self._minutes = after_minutes
+        self._launcher = _launcher()
+        self._next_look = 0.0
+        self._reason: str | None = None
+        self._former: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> StopRequests:
+        for number in SIGNALS:
+            self._former[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop, or None. Looks at files and processes once a second."""
+        now = time.monotonic()
+        if self._reason is None and now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._reason = self._look(now)
+        return self._reason
+
+    def obeyed(self) -> None:
+        """The run is saved: the stop file has done its work."""
+        if self._is_main:
+            self._stop_file.unlink(missing_ok=True)
+
+    def _look(self, now: float) -> str | None:
+        if self._is_main and self._stop_file.exists():
+            return f"{self._stop_file} is there"
+        if self._deadline is not None and now > self._deadline:
+            return f"recovery.stop_after_minutes: {self._minutes:g} are over"
+        if self._launcher is not None and _ancestors(2) != self._launcher:
+            return "the launcher is gone"
+        return None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Nothing is printed here: standard output may be gone with the launcher.
+        self._reason = self._reason or signal.Signals(number).name
+
+
+def _launcher() -> list[int] | None:
+    """Process ids of DeepSpeed's launcher for this node and of what started it, or None under another launcher.
+
+    Ending the `deepspeed` command leaves the node's launcher and its ranks running; SIGKILL of the node's launcher
+    leaves the ranks. Nobody would wait for them any more.
+    """
+    try:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return _ancestors(2) if LAUNCHER.encode() in command else None
+
+
+def _ancestors(count: int) -> list[int]:
+    """Process ids of the parent, its parent and so on."""
+    found = [os.getppid()]
+    while len(found) < count:
+        try:
+            # The command's name stands in parentheses and may hold anything.
+            fields = Path(f"/proc/{found[-1]}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        except OSError:
+            break
+        found.append(int(fields.split()[1]))
+    return found
