@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
 from deeploop_model.flops import train_flops
+from deeploop_model.visit_alignment import measured_visits
 from pretrain import checkpoint, status
 from pretrain.agreement import agree
 from pretrain.checkpoint_files import keep_in_host_memory
@@ -40,7 +42,7 @@ from pretrain.generation import sample_text
 from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
-from pretrain.ranks import Ranks, patient_group, process_group, together
+from pretrain.ranks import Ranks, patient_group, process_group, sum_over_ranks, together
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
 from pretrain.run_log import RunLog
@@ -144,7 +146,9 @@ def train(
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
         num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
-        loss = train_step(engine, feed.micro_batches(batch), num_rounds, config.train)
+        measured = config.monitor.kappa_every and (step + 1) % config.monitor.kappa_every == 0
+        with measured_visits(engine.module) if measured else nullcontext() as alignment:
+            loss = train_step(engine, feed.micro_batches(batch), num_rounds, config.train)
         agreed = agree(loss, stop=stop.reason is not None, written=saver.written)
         step = watchdog.step_done(step + 1)
         progress.flops += tokens_per_step * flops_per_token(config, num_rounds)
@@ -162,6 +166,8 @@ def train(
             epochs = data.epochs(progress.batch * config.train.global_batch_size)
             counts = {"rounds": num_rounds, "flops": progress.flops, **epochs}
             log.training(step, loss=agreed.loss, lr=lr, grad_norm=grad_norm, counts=counts)
+        if alignment:
+            log.alignment(step, alignment.of(sum_over_ranks(alignment.squares(ranks.device))))
         if data.validation and due(step, config.train.validate_every, last):
             with watchdog.other_work("validation"):
                 losses = {n: validation_loss(engine, split, config, ranks) for n, split in data.validation.items()}

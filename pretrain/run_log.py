@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 from data_prep.durable import write_atomic
+from deeploop_model.visit_alignment import Alignment
 
 Monitor = Any  # deepspeed.monitor.monitor.MonitorMaster carries no types
 
@@ -87,6 +88,15 @@ class RunLog:
         self._write_line(step, {"event": event, **counts, **values})
         self._write_points(step, "events", counts)
         self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {told}")
+
+    def alignment(self, step: int, of_sub_layers: Mapping[str, Alignment]) -> None:
+        """kappa_R and the stability number of each sub-layer, measured in the step just done."""
+        if not self._is_main:
+            return
+        values: dict[str, float] = {}
+        for name, found in of_sub_layers.items():
+            values |= {f"kappa/{name}": found.kappa, f"stability/{name}": found.stability}
+        self._write(step, values, prefix="visits")
 
     def say(self, line: str) -> None:
         """A line on standard output, from rank 0. A launcher that is gone, and its pipe with it, stops nothing."""
