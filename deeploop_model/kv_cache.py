@@ -54,9 +54,8 @@ class KVCache:
             raise ModelConfigError(
                 f"kept_rounds: {kept_rounds} must be from 1 to the {self.num_rounds} rounds that run"
             )
-        if capacity > config.context_length:
-            raise ModelConfigError(f"context_length: {capacity} tokens are more than the {config.context_length} read")
-        self.capacity = capacity
+        self.context_length = config.context_length
+        self.capacity = self._checked(capacity)
         self.lengths = [0] * batch_size
         self.num_blocks = config.num_blocks
         self.first_loop_slot = config.num_prelude_blocks
@@ -69,6 +68,28 @@ class KVCache:
     def nbytes(self) -> int:
         """Memory in bytes that the cache holds."""
         return sum(store.nbytes for store in (*self._keys, *self._values) if store is not None)
+
+    def reserve(self, capacity: int) -> None:
+        """Lets sequences grow to more tokens than before; what is stored is copied. Raises ModelConfigError."""
+        self._checked(capacity)
+        for stores in (self._keys, self._values):
+            for slot, store in enumerate(stores):
+                if store is not None:
+                    batch_size, heads, _, width = store.shape
+                    larger = stores[slot] = store.new_zeros(batch_size, heads, capacity + 1, width)
+                    larger[:, :, : self.capacity] = store[:, :, : self.capacity]
+        self.capacity = capacity
+
+    def select(self, rows_B: Tensor) -> None:
+        """Sequence b becomes a copy of sequence `rows_B[b]`, as beam search needs it."""
+        self.lengths = [self.lengths[row] for row in rows_B.tolist()]
+        for stores in (self._keys, self._values):
+            stores[:] = [None if store is None else store.index_select(0, rows_B.to(store.device)) for store in stores]
+
+    def _checked(self, capacity: int) -> int:
+        if capacity > self.context_length:
+            raise ModelConfigError(f"context_length: {capacity} tokens are more than the {self.context_length} read")
+        return capacity
 
     def begin(self, tokens_BT: Tensor, new_tokens: Sequence[int] | None) -> CachePass:
         """Room for the next tokens of each sequence: row b appends its first `new_tokens[b]`, all T by default.

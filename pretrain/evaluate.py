@@ -56,7 +56,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="a checkpoint, or a run folder for its newest")
+    add("--checkpoint", type=Path, required=True, help="a checkpoint, a run folder for its newest, or an export")
     add("--data", type=Path, required=True, help="dataset folder")
     add("--split", default="validation")
     add("--rounds", type=numbers, metavar="N,N,...", help="numbers of rounds; that of training by default")

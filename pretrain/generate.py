@@ -21,6 +21,7 @@ from deeploop_model.early_exit import EarlyExit
 from deeploop_model.sampling import Sampling
 from pretrain.config_file import read_yaml
 from pretrain.errors import USER_ERRORS, CheckpointError
+from pretrain.exported import is_exported
 from pretrain.generation import continue_texts
 from pretrain.weights import find_checkpoint, load_model
 
@@ -45,7 +46,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="a checkpoint, or a run folder for its newest")
+    add("--checkpoint", type=Path, required=True, help="a checkpoint, a run folder for its newest, or an export")
     add("--prompt", action="append", required=True, help="text to continue; give it again for a batch")
     add("--data", type=Path, help="dataset folder with the tokenizer, if it is not where the run found it")
     add("--max-tokens", type=int, default=128)
@@ -126,6 +127,8 @@ def dataset_of(checkpoint: Path, data: Path | None) -> Path:
     """The dataset that the run was trained on, for its tokenizer. Raises a user error where it is not to be found."""
     if data is not None:
         return data
+    if is_exported(checkpoint):
+        raise CheckpointError(f"{checkpoint}: an export does not say where its dataset lies; give --data FOLDER")
     run_config = checkpoint.parent.parent / "config.yaml"
     path = read_yaml(run_config).get("data", {}).get("path")
     if isinstance(path, list):  # a mixture: all of them have one tokenizer

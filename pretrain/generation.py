@@ -48,14 +48,13 @@ def continue_texts(
         config,
         [[*start, *tokenizer.encode(prompt)] for prompt in prompts],
         seeds=[step_seed(seed, 0, index) for index in range(len(prompts))],
-        stop=_stop(tokenizer, stop_texts),
+        stop=stop_rule(tokenizer, stop_texts),
         **options,
     )
     texts = []
     for prompt, continuation in zip(prompts, generated.continuations, strict=True):
-        text = _decode(tokenizer, continuation.tokens)
-        ends = [text.index(stop) for stop in stop_texts if stop in text]
-        texts.append(Text(prompt, text[: min(ends, default=None)], len(continuation.tokens), continuation.ended_by))
+        text = cut_at(tokenizer, continuation.tokens, stop_texts)
+        texts.append(Text(prompt, text, len(continuation.tokens), continuation.ended_by))
     return texts, generated
 
 
@@ -89,13 +88,21 @@ def sample_text(
     return prompt + texts[0].continuation
 
 
-def _stop(tokenizer: Tokenizer, stop_texts: Sequence[str]) -> Stop:
+def stop_rule(tokenizer: Tokenizer, stop_texts: Sequence[str]) -> Stop:
+    """Ends a continuation with its document, or once it holds one of the texts."""
+
     def stop(tokens: list[int]) -> bool:
         if tokens[-1] == tokenizer.eos_id:
             return True
         return bool(stop_texts) and any(text in _decode(tokenizer, tokens) for text in stop_texts)
 
     return stop
+
+
+def cut_at(tokenizer: Tokenizer, tokens: list[int], stop_texts: Sequence[str]) -> str:
+    """The text of a continuation, up to the first of the stop texts in it."""
+    text = _decode(tokenizer, tokens)
+    return text[: min((text.index(stop) for stop in stop_texts if stop in text), default=None)]
 
 
 def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
