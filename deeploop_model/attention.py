@@ -13,6 +13,7 @@ from deeploop_model.kv_cache import CacheSlot
 from deeploop_model.norm import RMSNorm, stream_dtype
 from deeploop_model.rotary import rotate
 from deeploop_model.sequence import SequenceContext
+from deeploop_model.visit_gradients import Linear
 
 
 class Attention(nn.Module):
@@ -30,8 +31,8 @@ class Attention(nn.Module):
         self.grouped = config.kv_heads != config.num_heads
         # One matrix product for query, key and value; the initialiser treats its three row blocks as three matrices.
         self.qkv_rows = [heads * config.head_dim for heads in (config.num_heads, config.kv_heads, config.kv_heads)]
-        self.qkv = nn.Linear(config.d_model, sum(self.qkv_rows), bias=False)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.qkv = Linear(config.d_model, sum(self.qkv_rows))
+        self.output = Linear(config.d_model, config.d_model)
         self.query_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 

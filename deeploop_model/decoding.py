@@ -40,7 +40,7 @@ def cached_pass(
     sequence = context_of(model, cache_pass)
     e_BTD = model.enter(tokens_BT, sequence, cache_pass.prelude())
     x_BTD, rounds_BT = cached_loop(model, e_BTD, sequence, cache_pass, early_exit)
-    return model.project(model.leave(x_BTD, sequence, cache_pass.coda())), rounds_BT
+    return model.project(model.leave(x_BTD, sequence, cache_pass.coda()), sequence), rounds_BT
 
 
 def context_of(model: DeepLoopModel, cache_pass: CachePass) -> SequenceContext:
@@ -65,7 +65,7 @@ def cached_loop(
     rounds_BT = torch.zeros_like(running_BT, dtype=torch.int64)
 
     def read(x_BTD: Tensor) -> Tensor:
-        return model.project(model.leave(x_BTD, sequence, cache_pass.coda())).to(e_BTD.dtype).log_softmax(-1)
+        return model.project(model.leave(x_BTD, sequence, cache_pass.coda()), sequence).to(e_BTD.dtype).log_softmax(-1)
 
     monitor = None if early_exit is None else ExitMonitor(early_exit, cache_pass.real_BT, read)
     for r in range(num_rounds):

@@ -5,8 +5,9 @@ Shape suffixes: B batch, T time, D d_model, V stored vocabulary.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from deeploop_model.visit_gradients import VisitedWeight
 
 
 class TokenEmbedding(nn.Embedding):
@@ -16,6 +17,10 @@ class TokenEmbedding(nn.Embedding):
     where the backward pass computes something again.
     """
 
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+        self.visited = VisitedWeight()
+
     def forward(self, x: Tensor, *, as_logits: bool = False) -> Tensor:
         """Vectors [B, T, D] of token ids [B, T]; or logits [B, T, V] of the stream [B, T, D]."""
-        return F.linear(x, self.weight) if as_logits else super().forward(x)
+        return self.visited.linear(x, self.weight) if as_logits else super().forward(x)

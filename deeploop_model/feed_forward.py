@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.visit_gradients import Linear
 
 
 class FeedForward(nn.Module):
@@ -17,9 +18,9 @@ class FeedForward(nn.Module):
     def __init__(self, config: DeepLoopConfig) -> None:
         super().__init__()
         width = config.feed_forward_width
-        self.gate = nn.Linear(config.d_model, width, bias=False) if config.feed_forward == "swiglu" else None
-        self.up = nn.Linear(config.d_model, width, bias=False)
-        self.down = nn.Linear(width, config.d_model, bias=False)
+        self.gate = Linear(config.d_model, width) if config.feed_forward == "swiglu" else None
+        self.up = Linear(config.d_model, width)
+        self.down = Linear(width, config.d_model)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTF = self.up(x_BTD)

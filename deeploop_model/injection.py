@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from deeploop_model.config import DeepLoopConfig
 from deeploop_model.norm import RMSNorm
+from deeploop_model.visit_gradients import Linear
 
 
 class Injection(nn.Module):
@@ -29,9 +30,7 @@ class Injection(nn.Module):
 
     def __init__(self, config: DeepLoopConfig) -> None:
         super().__init__()
-        self.linear = (
-            nn.Linear(2 * config.d_model, config.d_model, bias=False) if config.injection == "concat-linear" else None
-        )
+        self.linear = Linear(2 * config.d_model, config.d_model) if config.injection == "concat-linear" else None
         self.norm = RMSNorm(config.d_model, config.norm_eps) if config.rule.norm == "after" else None
 
     def forward(self, x_BTD: Tensor, e_BTD: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from deeploop_model.norm import RMSNorm, stream_dtype
 from deeploop_model.recompute import RecomputePolicy, check_policy, recomputed, under_policy
 from deeploop_model.round_loss import RoundLoss, round_weights
 from deeploop_model.sequence import SequenceContext, sequence_context
+from deeploop_model.visit_gradients import Linear
 
 IGNORED_TARGET = -100
 
@@ -95,7 +96,7 @@ class DeepLoopModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_blocks))
         self.coda = nn.ModuleList(Block(config) for _ in range(config.num_coda_blocks))
         self.final_norm = RMSNorm(d_model, config.norm_eps) if norm_first else None
-        self.head = None if config.tie_embeddings else nn.Linear(d_model, config.padded_vocab_size, bias=False)
+        self.head = None if config.tie_embeddings else Linear(d_model, config.padded_vocab_size)
         initialise(self, seed)
 
     def forward(
@@ -146,7 +147,7 @@ class DeepLoopModel(nn.Module):
             if targets_BT is not None and weights[r] > 0 and r < num_rounds - 1:
                 losses.append(weights[r] * self.round_loss(x_BTD, targets_BT, sequence))
         x_BTD = self.leave(x_BTD, sequence)
-        logits_BTV = self.project(x_BTD)
+        logits_BTV = self.project(x_BTD, sequence)
         if targets_BT is None:
             return ModelOutput(logits_BTV, None)
         last = cross_entropy(logits_BTV, targets_BT, x_BTD.dtype)
@@ -190,7 +191,7 @@ class DeepLoopModel(nn.Module):
 
         def read_out(x_BTD: Tensor) -> Tensor:
             x_BTD = self.leave(x_BTD, sequence)
-            return cross_entropy(self.project(x_BTD), targets_BT, x_BTD.dtype)
+            return cross_entropy(self.project(x_BTD, sequence), targets_BT, x_BTD.dtype)
 
         return recomputed(read_out)(x_BTD) if self.recompute != "none" and torch.is_grad_enabled() else read_out(x_BTD)
 
@@ -208,6 +209,7 @@ class DeepLoopModel(nn.Module):
 
         def one_round(x_BTD: Tensor) -> Tensor:
             if self.injection is not None:
+                sequence.visits.begin(self.injection)
                 x_BTD = self.injection(x_BTD, e_BTD)
             if u_D is not None:
                 x_BTD = x_BTD + u_D
@@ -226,6 +228,7 @@ class DeepLoopModel(nn.Module):
         for block, slot in zip(blocks, [None] * len(blocks) if slots is None else slots, strict=True):
 
             def one_block(x_BTD: Tensor, block: nn.Module = block, slot: CacheSlot | None = slot) -> Tensor:
+                sequence.visits.begin(block)
                 return block(x_BTD, sequence, slot)  # type: ignore[no-any-return]
 
             x_BTD = under_policy(self.recompute, "block", one_block)(x_BTD)
@@ -234,10 +237,15 @@ class DeepLoopModel(nn.Module):
     def leave(self, x_BTD: Tensor, sequence: SequenceContext, slots: Slots = None) -> Tensor:
         """From the stream after the last round to what the output matrix reads, [B, T, D]."""
         x_BTD = self.stack_once(self.coda, x_BTD, sequence, slots)
-        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+        if self.final_norm is None:
+            return x_BTD
+        sequence.visits.begin(self.final_norm)
+        return self.final_norm(x_BTD)  # type: ignore[no-any-return]
 
-    def project(self, x_BTD: Tensor) -> Tensor:
+    def project(self, x_BTD: Tensor, sequence: SequenceContext) -> Tensor:
         """Logits [B, T, vocab_size]: the padding of the vocabulary is cut off, so it is never predicted."""
-        x_BTD = x_BTD.to(self.embedding.weight.dtype)
+        output = self.embedding if self.head is None else self.head
+        sequence.visits.begin(output)
+        x_BTD = x_BTD.to(output.weight.dtype)
         logits_BTV: Tensor = self.embedding(x_BTD, as_logits=True) if self.head is None else self.head(x_BTD)
         return logits_BTV[..., : self.config.vocab_size]

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop_model.visit_gradients import VisitedWeight
+
 
 def stream_dtype(weight: Tensor) -> torch.dtype:
     """The stream's precision: float64 for a float64 model, otherwise float32, whatever the weights are.
@@ -23,6 +25,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        self.visited = VisitedWeight()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return F.rms_norm(x, self.weight.shape, self.visited.cast(self.weight, x.dtype), self.eps)

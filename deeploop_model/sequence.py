@@ -9,7 +9,7 @@ Shape suffixes: B batch, T time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from deeploop_model.config import DeepLoopConfig
 from deeploop_model.errors import ModelConfigError
 from deeploop_model.rotary import RotaryTable, rotary_table
+from deeploop_model.visit_gradients import VisitPass
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class SequenceContext:
     """None where positions are learned or absent."""
     mask_B1TT: Tensor | None = None
     """True where a query (row) may attend to a key (column); None for plain causal attention."""
+    visits: VisitPass = field(default_factory=VisitPass)
+    """Where the visits' gradients are gathered."""
 
 
 def sequence_context(

@@ -156,7 +156,7 @@ def exits_by_hand(model: DeepLoopModel, text: torch.Tensor, rounds: int, thresho
                 break
         ran.append(len(own))
         columns.append(own + [own[-1]] * (rounds - len(own)))
-        logits.append(model.project(x)[0, 0])
+        logits.append(model.project(x, sequence)[0, 0])
     return torch.stack(logits), ran
 
 

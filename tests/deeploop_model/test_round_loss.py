@@ -36,7 +36,7 @@ def by_hand(model: DeepLoopModel, cut: int, weights: list[float]) -> torch.Tenso
         if r + 1 == cut:
             x = x.detach()
         if weight:
-            logits = model.project(model.leave(x, sequence))
+            logits = model.project(model.leave(x, sequence), sequence)
             loss = loss + weight * F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return loss
 

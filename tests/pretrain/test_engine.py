@@ -72,7 +72,7 @@ def gradients_of_the_engine(
             step(*args)
 
         with patch.object(engine, "step", note_gradients_and_step):
-            train_step(engine, micro_batches(), 4, config.train)
+            train_step(engine, micro_batches(), engine.module.config.num_rounds, config.train)
     return gradients, accumulation
 
 
@@ -80,20 +80,24 @@ def gradients_of_the_engine(
     ("ds_config", "fields", "options", "bound"),
     [
         ("zero2_bf16_cpu", {}, {}, 0.01),
+        *((f"zero{stage}_bf16", {"num_blocks": 1, "num_rounds": 32}, {}, 0.007) for stage in (1, 2, 3)),
         ("zero2_bf16_cpu", HUGINN_LIKE, {"backprop_rounds": 2, "round_loss": "linear"}, 0.02),
         ("zero3_bf16", {**HUGINN_LIKE, "tie_embeddings": True}, {"round_loss": "linear"}, 0.02),
         ("zero1_bf16", {**HUGINN_LIKE, "tie_embeddings": True}, {"backprop_rounds": 3}, 0.02),
     ],
-    ids=["plain", "huginn-like-truncated", "zero3", "zero1"],
+    ids=["plain", "zero1-32-rounds", "zero2-32-rounds", "zero3-32-rounds", "huginn-like-truncated", "zero3", "zero1"],
 )
-def test_two_ranks_give_the_gradients_of_one_float32_process(
+def test_two_ranks_give_the_gradients_of_one_float64_process(
     ds_config: str, fields: dict[str, Any], options: dict[str, Any], bound: float, dataset: Path, tmp_path: Path
 ) -> None:
-    """bf16, recomputation by round, accumulation 2, R = 4: within 1 % (2 %) of float32, for every matrix and vector."""
+    """bf16, recomputation by round, accumulation 2: within 1 % (2 %) of float64, for every matrix and vector.
+
+    At R = 32 autograd's own sum of the visits' gradients in bf16 would miss 0.7 %.
+    """
     results = run_ranks(
         2, gradients_of_the_engine, tmp_path / "out", dataset, ds_config, fields, options, folder=tmp_path
     )
-    reference = model_for_gradients(fields)
+    reference = model_for_gradients(fields).bfloat16().double()  # of the weights that the engine has
     batch = global_batch()
     reference(batch[:, :-1], batch[:, 1:], documents_BT=document_ids(), **options).loss.backward()
     for gradients, accumulation in (result.value for result in results):
