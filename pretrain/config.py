@@ -107,6 +107,9 @@ class MonitorConfig:
 
     log_every: Count = 10
     """Steps between lines of metrics.jsonl, TensorBoard points and progress lines."""
+    kappa_every: CountOrZero = 0
+    """Steps between measurements of how aligned the visits' gradients are, see `deeploop_model.visit_alignment`; 0 for
+    none. A measured step takes a norm of each matrix and round longer."""
     sample_tokens: CountOrZero = 128
     """Length of the text sample printed at the end; 0 for none."""
     sample_prompt: str = ""

@@ -82,6 +82,13 @@ def mean_over_ranks(value: torch.Tensor) -> float:
     return float(total.item()) / dist.get_world_size()
 
 
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The elementwise sum of a tensor over all ranks."""
+    total = values.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
 def _stand_alone() -> None:
     """Lets one process be a process group of one without a launcher."""
     with socket.socket() as probe:

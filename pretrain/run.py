@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from data_prep.reader import TokenSplit, open_split
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
 from deeploop_model.flops import train_flops
+from deeploop_model.visit_alignment import measured_visits
 from pretrain import checkpoint
 from pretrain.config import RunConfig
 from pretrain.config_file import load_config
@@ -33,7 +35,7 @@ from pretrain.errors import USER_ERRORS
 from pretrain.freezing import freeze
 from pretrain.generation import sample_text
 from pretrain.provenance import write_resolved_config
-from pretrain.ranks import Ranks, mean_over_ranks, process_group, together
+from pretrain.ranks import Ranks, mean_over_ranks, process_group, sum_over_ranks, together
 from pretrain.rounds import rounds_of_step
 from pretrain.run_log import RunLog
 from pretrain.schedule import learning_rate
@@ -118,13 +120,17 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
         num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
-        loss = train_step(engine, feed.micro_batches(step), num_rounds, config.train)
+        measured = config.monitor.kappa_every and (step + 1) % config.monitor.kappa_every == 0
+        with measured_visits(engine.module) if measured else nullcontext() as alignment:
+            loss = train_step(engine, feed.micro_batches(step), num_rounds, config.train)
         step += 1
         flops += tokens_per_step * flops_per_token(config, num_rounds)
         last = step == config.train.steps
         if last or step % config.monitor.log_every == 0:
             grad_norm = float(engine.get_global_grad_norm())
             log.training(step, loss=mean_over_ranks(loss), lr=lr, grad_norm=grad_norm, rounds=num_rounds, flops=flops)
+        if alignment:
+            log.alignment(step, alignment.of(sum_over_ranks(alignment.squares(ranks.device))))
         if validation_split and due(step, config.train.validate_every, last):
             log.validation(step, validation_loss(engine, validation_split, config, ranks))
             log.restart_clock(step)

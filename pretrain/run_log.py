@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 from data_prep.durable import write_atomic
+from deeploop_model.visit_alignment import Alignment
 
 Monitor = Any  # deepspeed.monitor.monitor.MonitorMaster carries no types
 
@@ -65,6 +67,15 @@ class RunLog:
             return
         self._write(step, {"val_loss": loss}, prefix="validation")
         self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
+
+    def alignment(self, step: int, of_sub_layers: Mapping[str, Alignment]) -> None:
+        """kappa_R and the stability number of each sub-layer, measured in the step just done."""
+        if not self._is_main:
+            return
+        values: dict[str, float] = {}
+        for name, found in of_sub_layers.items():
+            values |= {f"kappa/{name}": found.kappa, f"stability/{name}": found.stability}
+        self._write(step, values, prefix="visits")
 
     def say(self, line: str) -> None:
         """A line on standard output, from rank 0."""

@@ -123,6 +123,36 @@ def test_run_of_two_ranks_computes_what_one_computes(dataset: Path, tmp_path: Pa
         assert one[kind] == pytest.approx(two[kind], rel=5e-3)
 
 
+def test_alignment_of_visits_is_measured_on_chosen_steps_over_all_ranks(dataset: Path, tmp_path: Path) -> None:
+    """kappa of a step comes from squares added over the ranks, so two ranks tell what one does."""
+    lines = []
+    for ranks in (1, 2):
+        tree = small_tree(tmp_path / f"out{ranks}", dataset, steps=4, micro_batch_size=4)
+        tree["monitor"]["kappa_every"] = 2
+        tree["model"]["num_rounds"] = 4
+        config = write_tree(tmp_path / f"{ranks}.yaml", tree)
+        run_ranks(ranks, run_main, config, folder=tmp_path)
+        lines.append([line for line in metrics(tmp_path / f"out{ranks}") if any("kappa" in key for key in line)])
+    names = [f"blocks.{k}.{layer}" for k in (0, 1) for layer in ("attention", "feed_forward")]
+    for one, two in zip(*lines, strict=True):
+        assert one.keys() == {
+            "step",
+            "tokens",
+            *(f"{what}/{name}" for what in ("kappa", "stability") for name in names),
+        }
+        assert one == pytest.approx(two, rel=0.02)
+        assert all(0 < one[f"kappa/{name}"] < 4.001 for name in names)
+        # M (beta/alpha)^2 = 16 / (4 * 8)^2 for deeploop at N = 8.
+        assert all(one[f"stability/{name}"] == pytest.approx(one[f"kappa/{name}"] / 64) for name in names)
+    assert [line["step"] for line in lines[0]] == [2, 4]
+    events = EventAccumulator(str(tmp_path / "out2" / "tensorboard"))
+    events.Reload()
+    points = events.Scalars("visits/kappa/blocks.1.attention")
+    assert [(p.step, p.value) for p in points] == [
+        (line["step"], pytest.approx(line["kappa/blocks.1.attention"], rel=1e-6)) for line in lines[1]
+    ]
+
+
 def steps_under(name: str, dataset: Path, folder: Path) -> list[float]:
     """Losses, then gradient norms, of 3 steps on two ranks with accumulation 4 and one of our DeepSpeed files."""
     tree = small_tree(folder / name, dataset, steps=3, micro_batch_size=1)
