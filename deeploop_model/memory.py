@@ -21,9 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deeploop_model.config import DeepLoopConfig
-from deeploop_model.recompute import RecomputePolicy
+from deeploop_model.recompute import Recompute
 
 LOG_SUM_BYTES = 4
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,11 @@ def injection_bytes(config: DeepLoopConfig, precision: Precision) -> int:
 
 
 def activation_bytes(
-    config: DeepLoopConfig, policy: RecomputePolicy, precision: Precision, num_rounds: int | None = None
+    config: DeepLoopConfig, policy: str, precision: Precision, num_rounds: int | None = None
 ) -> ActivationBytes:
     """Per token of a training step of `num_rounds` rounds (the config's by default) through loss and all rounds."""
     rounds = config.num_rounds if num_rounds is None else num_rounds
+    recompute = Recompute.parse(policy)
     block, injection = block_bytes(config, precision), injection_bytes(config, precision)
     stream = config.d_model * precision.stream
     prelude, coda = config.num_prelude_blocks, config.num_coda_blocks
@@ -84,13 +86,39 @@ def activation_bytes(
     ends = norm_bytes(config.d_model, precision) + config.d_model * precision.weight
     ends += config.vocab_size * precision.stream
     visits = prelude + config.num_blocks * rounds + coda
-    if policy == "none":
+    if recompute.kind == "none":
         return ActivationBytes(ends + visits * block + rounds * injection, 0)
-    if policy == "block":
+    if recompute.kind == "selective":
+        products = product_bytes(config, precision)
+        return ActivationBytes(ends + visits * (stream + products) + rounds * injection, block - products)
+    if recompute.kind == "block":
         return ActivationBytes(ends + visits * stream + rounds * injection, block)
-    parts = rounds + (prelude > 0) + (coda > 0)
-    largest = max(config.num_blocks * block + injection, prelude * block, coda * block)
-    return ActivationBytes(ends + parts * stream, largest)
+    parts = (prelude > 0) + (coda > 0)
+    # What enters the loop is injected; unless states are rounded, it is the first of them as well.
+    parts += config.injection != "none" and precision.weight == 2
+    kept = ends + parts * stream + states_bytes(config, recompute, precision, rounds)
+    together = min(recompute.segment, rounds)
+    if recompute.kind == "nested":
+        return ActivationBytes(kept, max(config.num_blocks, prelude, coda) * stream + injection + block)
+    largest = max(together * (config.num_blocks * block + injection), prelude * block, coda * block)
+    return ActivationBytes(kept, largest)
+
+
+def states_bytes(config: DeepLoopConfig, recompute: Recompute, precision: Precision, rounds: int) -> int:
+    """Of the stream between rounds that are computed again as a whole, see `deeploop_model.round_states`."""
+    d = config.d_model
+    if precision.weight > 2:
+        return -(-rounds // recompute.segment) * d * precision.stream
+    if recompute.segment > 1:
+        return -(-rounds // recompute.segment) * 8 * d + 8 * d
+    return rounds * (2 * d + SCALE_BYTES) + 8 * d
+
+
+def product_bytes(config: DeepLoopConfig, precision: Precision) -> int:
+    """Outputs of the matrix products and of attention in one visit of one block, per token."""
+    d, keys = config.d_model, config.kv_heads * config.head_dim
+    up = (2 if config.feed_forward == "swiglu" else 1) * config.feed_forward_width
+    return (d + 2 * keys + d + d + up + d) * precision.weight + LOG_SUM_BYTES * config.num_heads
 
 
 def kv_cache_bytes(config: DeepLoopConfig, bytes_per_element: int, num_rounds: int | None = None) -> int:

@@ -23,7 +23,6 @@ Shape suffixes: B batch, T time, D d_model, R rounds, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -40,8 +39,9 @@ from deeploop_model.init import initialise
 from deeploop_model.injection import Injection
 from deeploop_model.kv_cache import CacheSlot, KVCache
 from deeploop_model.norm import RMSNorm, stream_dtype
-from deeploop_model.recompute import RecomputePolicy, check_policy, recomputed, under_policy
+from deeploop_model.recompute import Recompute, recomputed
 from deeploop_model.round_loss import RoundLoss, round_weights
+from deeploop_model.round_states import RoundStates, recomputed_rounds
 from deeploop_model.sequence import SequenceContext, sequence_context
 from deeploop_model.visit_gradients import Linear
 
@@ -78,13 +78,13 @@ class DeepLoopModel(nn.Module):
     Args:
         config: the model; its `num_rounds` is the R of training.
         seed: of the initial weights.
-        recompute: what the backward pass computes again, see `deeploop_model.recompute`.
+        recompute: what the backward pass computes again, as text, see `deeploop_model.recompute`.
     """
 
-    def __init__(self, config: DeepLoopConfig, *, seed: int = 0, recompute: RecomputePolicy = "none") -> None:
+    def __init__(self, config: DeepLoopConfig, *, seed: int = 0, recompute: str = "none") -> None:
         super().__init__()
         self.config = config
-        self.recompute = check_policy(recompute)
+        self.recompute = Recompute.parse(recompute)
         d_model, norm_first = config.d_model, config.rule.norm == "before"
         self.embedding = TokenEmbedding(config.padded_vocab_size, d_model)
         self.position_embedding = nn.Embedding(config.context_length, d_model) if config.position == "learned" else None
@@ -141,12 +141,13 @@ class DeepLoopModel(nn.Module):
         num_rounds = self.config.num_rounds if num_rounds is None else num_rounds
         weights = round_weights(round_loss, num_rounds, backprop_rounds)
         sequence = self.sequence(tokens_BT, documents_BT)
-        x_BTD = e_BTD = self.enter(tokens_BT, sequence)
         losses = []
-        for r, x_BTD in enumerate(self.rounds(e_BTD, sequence, num_rounds, backprop_rounds)):
-            if targets_BT is not None and weights[r] > 0 and r < num_rounds - 1:
-                losses.append(weights[r] * self.round_loss(x_BTD, targets_BT, sequence))
-        x_BTD = self.leave(x_BTD, sequence)
+        with self.recompute.moving():
+            x_BTD = e_BTD = self.enter(tokens_BT, sequence)
+            for r, x_BTD in enumerate(self.rounds(e_BTD, sequence, num_rounds, backprop_rounds)):
+                if targets_BT is not None and weights[r] > 0 and r < num_rounds - 1:
+                    losses.append(weights[r] * self.round_loss(x_BTD, targets_BT, sequence))
+            x_BTD = self.leave(x_BTD, sequence)
         logits_BTV = self.project(x_BTD, sequence)
         if targets_BT is None:
             return ModelOutput(logits_BTV, None)
@@ -181,10 +182,28 @@ class DeepLoopModel(nn.Module):
             raise ModelConfigError(f"num_rounds: {num_rounds} must be 1 or more")
         cut = 0 if backprop_rounds is None else max(0, num_rounds - backprop_rounds)
         x_BTD, u_RD = e_BTD, self.round_vectors(num_rounds, e_BTD)
-        for r in range(num_rounds):
-            with torch.no_grad() if r < cut else nullcontext():
-                x_BTD = self.one_round(x_BTD, e_BTD, None if u_RD is None else u_RD[r], sequence)
+        states = RoundStates(
+            e_BTD, e_BTD.dtype, rounded=self.embedding.weight.itemsize == 2, offload=self.recompute.offload
+        )
+
+        injected_BTD = None if self.injection is None else e_BTD  # recomputed rounds keep what they refer to
+
+        def step(r: int, x_BTD: Tensor) -> Tensor:
+            return self.one_round(x_BTD, injected_BTD, None if u_RD is None else u_RD[r], sequence)
+
+        for r in range(cut):
+            with torch.no_grad():
+                x_BTD = states.advance(step(r, x_BTD), keep=False)
             yield x_BTD
+        by_rounds = self.recompute.by_rounds and torch.is_grad_enabled()
+        for first in range(cut, num_rounds, self.recompute.segment if by_rounds else 1):
+            if by_rounds:
+                group = range(first, min(first + self.recompute.segment, num_rounds))
+                streams = recomputed_rounds(states, step, group, x_BTD)
+            else:
+                streams = [states.advance(step(first, x_BTD), keep=False)]
+            x_BTD = streams[-1]
+            yield from streams
 
     def round_loss(self, x_BTD: Tensor, targets_BT: Tensor, sequence: SequenceContext) -> Tensor:
         """Loss as if the loop ended with this stream. Logits are computed again unless everything is kept."""
@@ -193,7 +212,8 @@ class DeepLoopModel(nn.Module):
             x_BTD = self.leave(x_BTD, sequence)
             return cross_entropy(self.project(x_BTD, sequence), targets_BT, x_BTD.dtype)
 
-        return recomputed(read_out)(x_BTD) if self.recompute != "none" and torch.is_grad_enabled() else read_out(x_BTD)
+        keeps_all = self.recompute.kind == "none" or not torch.is_grad_enabled()
+        return read_out(x_BTD) if keeps_all else recomputed(read_out)(x_BTD)
 
     def round_vectors(self, num_rounds: int, like: Tensor) -> Tensor | None:
         """Round embeddings of rounds 1..num_rounds, [R, D] in the precision of the stream, or None."""
@@ -203,25 +223,22 @@ class DeepLoopModel(nn.Module):
         return self.round_embedding(rows_R).to(like.dtype)  # type: ignore[no-any-return]
 
     def one_round(
-        self, x_BTD: Tensor, e_BTD: Tensor, u_D: Tensor | None, sequence: SequenceContext, slots: Slots = None
+        self, x_BTD: Tensor, e_BTD: Tensor | None, u_D: Tensor | None, sequence: SequenceContext, slots: Slots = None
     ) -> Tensor:
         """Injection, round embedding, blocks 1..K."""
-
-        def one_round(x_BTD: Tensor) -> Tensor:
-            if self.injection is not None:
-                sequence.visits.begin(self.injection)
-                x_BTD = self.injection(x_BTD, e_BTD)
-            if u_D is not None:
-                x_BTD = x_BTD + u_D
-            return self.stack(self.blocks, x_BTD, sequence, slots)
-
-        return under_policy(self.recompute, "round", one_round)(x_BTD)
+        if self.injection is not None:
+            assert e_BTD is not None
+            sequence.visits.begin(self.injection)
+            x_BTD = self.injection(x_BTD, e_BTD)
+        if u_D is not None:
+            x_BTD = x_BTD + u_D
+        return self.stack(self.blocks, x_BTD, sequence, slots)
 
     def stack_once(self, blocks: nn.ModuleList, x_BTD: Tensor, sequence: SequenceContext, slots: Slots) -> Tensor:
         """Prelude or coda, which is recomputed as one round is."""
         if len(blocks) == 0:
             return x_BTD
-        return under_policy(self.recompute, "round", lambda x_BTD: self.stack(blocks, x_BTD, sequence, slots))(x_BTD)
+        return self.recompute.group(lambda x_BTD: self.stack(blocks, x_BTD, sequence, slots))(x_BTD)  # type: ignore[no-any-return]
 
     def stack(self, blocks: nn.ModuleList, x_BTD: Tensor, sequence: SequenceContext, slots: Slots) -> Tensor:
         """Applies each block once; `slots` holds a cache slot per block."""
@@ -231,7 +248,7 @@ class DeepLoopModel(nn.Module):
                 sequence.visits.begin(block)
                 return block(x_BTD, sequence, slot)  # type: ignore[no-any-return]
 
-            x_BTD = under_policy(self.recompute, "block", one_block)(x_BTD)
+            x_BTD = self.recompute.block(one_block)(x_BTD)
         return x_BTD
 
     def leave(self, x_BTD: Tensor, sequence: SequenceContext, slots: Slots = None) -> Tensor:

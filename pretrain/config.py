@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import ConfigDict, with_config
 
 from deeploop_model import DeepLoopConfig
-from deeploop_model.recompute import RecomputePolicy
 from deeploop_model.round_loss import RoundLoss
 from pretrain.rounds import Rounds
 
@@ -57,7 +56,7 @@ class TrainConfig:
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
     frozen: tuple[str, ...] = ()
     """Name patterns of weights that don't, whatever `trainable` says."""
-    recompute: RecomputePolicy = "round"
+    recompute: str = "round"
     """What the backward pass computes again, see `deeploop_model.recompute`."""
     validate_every: CountOrZero = 500
     """Steps between validations; 0 for none. The last step is validated as well."""

@@ -21,6 +21,7 @@ from data_prep.order import num_samples
 from data_prep.reader import open_split
 from deeploop_model import DeepLoopModel, ExponentRule, ModelConfigError
 from deeploop_model.presets import preset_fields
+from deeploop_model.recompute import Recompute
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
@@ -72,6 +73,7 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     try:
         check_schedule(config.train.steps, config.schedule)
         check_rounds(config.train.rounds)
+        check_recompute(config.train.recompute)
         check_round_loss(config.train.round_loss, config.train.rounds, config.model.num_rounds)
         with torch.device("meta"):
             model = DeepLoopModel(config.model)
@@ -125,6 +127,14 @@ def _expand_preset(tree: dict[str, Any], source: str) -> dict[str, Any]:
         return {**tree, "model": {**preset_fields(model["preset"]), **own}}
     except ModelConfigError as error:
         raise ConfigError(f"{source}: model.{error}") from None
+
+
+def check_recompute(policy: str) -> None:
+    """Raises ConfigError for a policy that does not exist."""
+    try:
+        Recompute.parse(policy)
+    except ModelConfigError as error:
+        raise ConfigError(f"train.{error}") from None
 
 
 def _refuse_infinite(node: Any, path: tuple[str, ...], source: str) -> None:
