@@ -13,7 +13,8 @@ fused attention:
 | up, and gate product        | input d (w)                                                     |
 | GELU or SwiGLU              | F twice, or F four times (w)                                    |
 
-The log-probabilities of the loss (s, vocabulary) are kept under every policy and often outweigh the rest.
+The loss keeps its gradient by the stream, d (w), whatever the vocabulary, and one gradient of the output matrix in the
+stream's precision, which is no matter of tokens and not counted here.
 """
 
 from __future__ import annotations
@@ -82,9 +83,8 @@ def activation_bytes(
     block, injection = block_bytes(config, precision), injection_bytes(config, precision)
     stream = config.d_model * precision.stream
     prelude, coda = config.num_prelude_blocks, config.num_coda_blocks
-    # One norm at the start or the end, the output matrix's input, and the log-probabilities of the loss.
+    # One norm at the start or the end, and the loss.
     ends = norm_bytes(config.d_model, precision) + config.d_model * precision.weight
-    ends += config.vocab_size * precision.stream
     visits = prelude + config.num_blocks * rounds + coda
     if recompute.kind == "none":
         return ActivationBytes(ends + visits * block + rounds * injection, 0)
@@ -106,11 +106,12 @@ def activation_bytes(
 
 def states_bytes(config: DeepLoopConfig, recompute: Recompute, precision: Precision, rounds: int) -> int:
     """Of the stream between rounds that are computed again as a whole, see `deeploop_model.round_states`."""
-    d = config.d_model
+    d, groups = config.d_model, -(-rounds // recompute.segment)
     if precision.weight > 2:
-        return -(-rounds // recompute.segment) * d * precision.stream
+        own_last = config.rule.norm == "after"  # the final norm of the others keeps it anyhow
+        return (groups + own_last) * d * precision.stream
     if recompute.segment > 1:
-        return -(-rounds // recompute.segment) * 8 * d + 8 * d
+        return (groups + 1) * 8 * d
     return rounds * (2 * d + SCALE_BYTES) + 8 * d
 
 

@@ -26,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop_model.blocks import Block
@@ -38,14 +37,12 @@ from deeploop_model.errors import ModelConfigError
 from deeploop_model.init import initialise
 from deeploop_model.injection import Injection
 from deeploop_model.kv_cache import CacheSlot, KVCache
+from deeploop_model.loss_head import Losses, OutputHead, Targets
 from deeploop_model.norm import RMSNorm, stream_dtype
 from deeploop_model.recompute import Recompute, recomputed
 from deeploop_model.round_loss import RoundLoss, round_weights
 from deeploop_model.round_states import RoundStates, recomputed_rounds
 from deeploop_model.sequence import SequenceContext, sequence_context
-from deeploop_model.visit_gradients import Linear
-
-IGNORED_TARGET = -100
 
 Slots = Sequence[CacheSlot] | None  # of a key-value cache, one per block
 
@@ -57,19 +54,14 @@ class ModelOutput(NamedTuple):
     class: without that ZeRO-1 in bf16 would count earlier micro-batches twice.
     """
 
-    logits: Tensor
-    """[B, T, vocab_size] in the weights' precision."""
+    logits: Tensor | None
+    """[B, T, vocab_size] in the weights' precision; with targets they never exist as a whole."""
     loss: Tensor | None
-    """What training minimises: the mean cross-entropy in nats, over rounds as `round_loss` says."""
+    """What training minimises: the mean cross-entropy in nats, over rounds as `round_loss` says, and the z term."""
     last_loss: Tensor | None = None
     """The mean cross-entropy of the last round, without a graph."""
     rounds: Tensor | None = None
     """With a cache, the rounds [B, T] that each token ran."""
-
-
-def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mean over kept targets in nats, computed in `dtype`."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten(), ignore_index=IGNORED_TARGET)
 
 
 class DeepLoopModel(nn.Module):
@@ -96,7 +88,7 @@ class DeepLoopModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_blocks))
         self.coda = nn.ModuleList(Block(config) for _ in range(config.num_coda_blocks))
         self.final_norm = RMSNorm(d_model, config.norm_eps) if norm_first else None
-        self.head = None if config.tie_embeddings else Linear(d_model, config.padded_vocab_size)
+        self.head = None if config.tie_embeddings else OutputHead(d_model, config.padded_vocab_size)
         initialise(self, seed)
 
     def forward(
@@ -108,11 +100,12 @@ class DeepLoopModel(nn.Module):
         *,
         backprop_rounds: int | None = None,
         round_loss: RoundLoss = "last",
+        z_loss: float = 0.0,
         cache: KVCache | None = None,
         new_tokens: Sequence[int] | None = None,
         early_exit: EarlyExit | None = None,
     ) -> ModelOutput:
-        """Logits for every position, and the mean loss where targets are given.
+        """Logits for every position, or the mean loss where targets are given.
 
         Args:
             tokens_BT: int64 token ids, T <= context_length.
@@ -122,6 +115,7 @@ class DeepLoopModel(nn.Module):
             backprop_rounds: b, the last rounds that back-propagation passes through; all by default. The stream that
                 enters them is a constant: the gradient reaches what lies before only through injection.
             round_loss: which rounds are read out for the loss, see `deeploop_model.round_loss`.
+            z_loss: factor of the mean squared log-partition in every loss, see `deeploop_model.loss_head`.
             cache: keys and values of earlier tokens, which these follow; it fixes the number of rounds.
             new_tokens: with a cache, the number of real tokens at the start of each row; all T by default.
             early_exit: with a cache, when tokens stop looping.
@@ -141,18 +135,22 @@ class DeepLoopModel(nn.Module):
         num_rounds = self.config.num_rounds if num_rounds is None else num_rounds
         weights = round_weights(round_loss, num_rounds, backprop_rounds)
         sequence = self.sequence(tokens_BT, documents_BT)
+        targets = (
+            None
+            if targets_BT is None
+            else Targets(targets_BT, self.config.vocab_size, stream_dtype(self.embedding.weight), z_loss)
+        )
         losses = []
         with self.recompute.moving():
             x_BTD = e_BTD = self.enter(tokens_BT, sequence)
             for r, x_BTD in enumerate(self.rounds(e_BTD, sequence, num_rounds, backprop_rounds)):
-                if targets_BT is not None and weights[r] > 0 and r < num_rounds - 1:
-                    losses.append(weights[r] * self.round_loss(x_BTD, targets_BT, sequence))
+                if targets is not None and weights[r] > 0 and r < num_rounds - 1:
+                    losses.append(weights[r] * self.round_loss(x_BTD, targets, sequence))
             x_BTD = self.leave(x_BTD, sequence)
-        logits_BTV = self.project(x_BTD, sequence)
-        if targets_BT is None:
-            return ModelOutput(logits_BTV, None)
-        last = cross_entropy(logits_BTV, targets_BT, x_BTD.dtype)
-        return ModelOutput(logits_BTV, sum(losses, weights[-1] * last), last_loss=last.detach())
+        if targets is None:
+            return ModelOutput(self.project(x_BTD, sequence), None)
+        last = self.losses(x_BTD, targets, sequence)
+        return ModelOutput(None, sum(losses, weights[-1] * last.total), last_loss=last.cross_entropy)
 
     def sequence(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> SequenceContext:
         """What all visits of a forward pass over these tokens share."""
@@ -205,12 +203,11 @@ class DeepLoopModel(nn.Module):
             x_BTD = streams[-1]
             yield from streams
 
-    def round_loss(self, x_BTD: Tensor, targets_BT: Tensor, sequence: SequenceContext) -> Tensor:
+    def round_loss(self, x_BTD: Tensor, targets: Targets, sequence: SequenceContext) -> Tensor:
         """Loss as if the loop ended with this stream. Logits are computed again unless everything is kept."""
 
         def read_out(x_BTD: Tensor) -> Tensor:
-            x_BTD = self.leave(x_BTD, sequence)
-            return cross_entropy(self.project(x_BTD, sequence), targets_BT, x_BTD.dtype)
+            return self.losses(self.leave(x_BTD, sequence), targets, sequence).total
 
         keeps_all = self.recompute.kind == "none" or not torch.is_grad_enabled()
         return read_out(x_BTD) if keeps_all else recomputed(read_out)(x_BTD)
@@ -261,8 +258,17 @@ class DeepLoopModel(nn.Module):
 
     def project(self, x_BTD: Tensor, sequence: SequenceContext) -> Tensor:
         """Logits [B, T, vocab_size]: the padding of the vocabulary is cut off, so it is never predicted."""
-        output = self.embedding if self.head is None else self.head
-        sequence.visits.begin(output)
-        x_BTD = x_BTD.to(output.weight.dtype)
+        x_BTD = self.to_output(x_BTD, sequence)
         logits_BTV: Tensor = self.embedding(x_BTD, as_logits=True) if self.head is None else self.head(x_BTD)
         return logits_BTV[..., : self.config.vocab_size]
+
+    def losses(self, x_BTD: Tensor, targets: Targets, sequence: SequenceContext) -> Losses:
+        """Mean losses of what `project` would give."""
+        output = self.embedding if self.head is None else self.head
+        return output(self.to_output(x_BTD, sequence), targets=targets)  # type: ignore[no-any-return]
+
+    def to_output(self, x_BTD: Tensor, sequence: SequenceContext) -> Tensor:
+        """The stream in the precision of the output matrix, which is visited next."""
+        output = self.embedding if self.head is None else self.head
+        sequence.visits.begin(output)
+        return x_BTD.to(output.weight.dtype)

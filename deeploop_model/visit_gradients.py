@@ -77,7 +77,11 @@ class VisitSum:
             dtype = torch.promote_types(gradient.dtype, torch.float32)
             self._buffer = gradient.to(dtype, copy=True)  # compiled graphs use their buffers again
         else:
-            _add(self._buffer, gradient)
+            add_to(self._buffer, gradient)
+
+    def add_scaled(self, gradient: Tensor, factor: Tensor) -> None:
+        """Adds a gradient in the sum's precision times a scalar."""
+        self._buffer = gradient * factor if self._buffer is None else self._buffer.addcmul_(gradient, factor)
 
     def take(self) -> Tensor | None:
         """The sum, which starts anew."""
@@ -150,6 +154,12 @@ class _CastVisit(torch.autograd.Function):
         return None, add_visit_gradient(gradient, number), None, None
 
 
+def new_entry(weight: Tensor, norms: VisitNorms | None = None) -> tuple[Tensor, Tensor]:
+    """An entry, and the number of its sum."""
+    visit_sum = VisitSum(norms)
+    return _Entry.apply(weight, visit_sum), visit_sum.number  # type: ignore[no-untyped-call]
+
+
 class VisitedWeight:
     """How one weight is used in visits. Belongs to the module that holds the weight.
 
@@ -183,9 +193,7 @@ class VisitedWeight:
         Not before: the gradient is handed over where the entry was made, and there ZeRO-3 has the weight in one piece.
         """
         if self.entry is None and self.visits is not None and weight.requires_grad and torch.is_grad_enabled():
-            visit_sum = VisitSum(self.norms)
-            self.entry, self.number = _Entry.apply(weight, visit_sum), visit_sum.number  # type: ignore[no-untyped-call]
-            self.visits.entries[self] = self.entry, self.number
+            self.entry, self.number = self.visits.entries[self] = new_entry(weight, self.norms)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VisitedWeight:
         return VisitedWeight()  # a copied model is in no pass
@@ -232,8 +240,8 @@ def visited_weights(module: nn.Module) -> Iterator[tuple[VisitedWeight, Tensor]]
             yield visited, part.weight  # type: ignore[misc]
 
 
-def _add(total: Tensor, gradient: Tensor) -> None:
-    """In place. On a CPU, PyTorch would make a copy in the sum's precision: it makes it part by part instead."""
+def add_to(total: Tensor, gradient: Tensor) -> None:
+    """Adds in place. On a CPU, PyTorch would make a copy in the sum's precision: it makes it part by part instead."""
     if gradient.device.type != "cpu" or gradient.dtype == total.dtype:
         total.add_(gradient)
         return

@@ -52,6 +52,9 @@ class TrainConfig:
     """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
     initial_weights: Text | None = None
     """A checkpoint, or a run folder for its newest, whose weights step 0 starts from; None for random ones."""
+    z_loss: Annotated[float, Ge(0)] = 0.0
+    """Factor of the mean squared log-partition that is added to the loss, 1e-4 where it is used; it keeps logits small.
+    metrics.jsonl's `loss` is without it."""
     trainable: tuple[str, ...] = ("*",)
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
     frozen: tuple[str, ...] = ()

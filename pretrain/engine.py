@@ -63,6 +63,7 @@ def train_step(engine: Engine, micro_batches: Iterable[Batch], num_rounds: int, 
             documents_BT=batch.documents_BT,
             backprop_rounds=train.backprop_rounds,
             round_loss=train.round_loss,
+            z_loss=train.z_loss,
         )
         engine.backward(output.loss)
         engine.step()  # updates weights at the last micro-batch only
