@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop_model.blocks import Block
+from deeploop_model.compilation import BlockStep
 from deeploop_model.config import DeepLoopConfig
 from deeploop_model.decoding import cached_pass
 from deeploop_model.early_exit import EarlyExit
@@ -89,6 +90,8 @@ class DeepLoopModel(nn.Module):
         self.coda = nn.ModuleList(Block(config) for _ in range(config.num_coda_blocks))
         self.final_norm = RMSNorm(d_model, config.norm_eps) if norm_first else None
         self.head = None if config.tie_embeddings else OutputHead(d_model, config.padded_vocab_size)
+        self.block_step: BlockStep | None = None
+        """Runs a block in its place, see `deeploop_model.compilation`."""
         initialise(self, seed)
 
     def forward(
@@ -242,7 +245,9 @@ class DeepLoopModel(nn.Module):
         for block, slot in zip(blocks, [None] * len(blocks) if slots is None else slots, strict=True):
 
             def one_block(x_BTD: Tensor, block: nn.Module = block, slot: CacheSlot | None = slot) -> Tensor:
-                sequence.visits.begin(block)
+                sequence.visits.begin(block, ahead=self.block_step is not None)
+                if self.block_step is not None and slot is None:
+                    return self.block_step(block, x_BTD, sequence)
                 return block(x_BTD, sequence, slot)  # type: ignore[no-any-return]
 
             x_BTD = self.recompute.block(one_block)(x_BTD)

@@ -208,15 +208,18 @@ class VisitPass:
     def __init__(self) -> None:
         self.entries: dict[VisitedWeight, tuple[Tensor | None, Tensor | None]] = {}
 
-    def begin(self, module: nn.Module) -> None:
+    def begin(self, module: nn.Module, *, ahead: bool = False) -> None:
         """To be called before each visit of a module: its weights gather their gradients for this pass.
 
         Recomputation calls it too, so that a pass is recomputed with its own entries, whatever passes followed it.
+        With `ahead` entries are made here and not at the weights' first use, which a compiled visit cannot do.
         """
-        for visited, _ in visited_weights(module):
+        for visited, weight in visited_weights(module):
             if torch.is_grad_enabled():
                 visited.visits = self
                 visited.entry, visited.number = self.entries.get(visited, (None, None))
+                if ahead:
+                    visited.enter(weight)
             else:
                 visited.visits = visited.entry = visited.number = None
 

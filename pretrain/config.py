@@ -61,6 +61,8 @@ class TrainConfig:
     """Name patterns of weights that don't, whatever `trainable` says."""
     recompute: str = "round"
     """What the backward pass computes again, see `deeploop_model.recompute`."""
+    compile: bool = False
+    """Whether `torch.compile` makes faster code of the block, once for all visits; the first step takes that long."""
     validate_every: CountOrZero = 500
     """Steps between validations; 0 for none. The last step is validated as well."""
     validation_samples: Count = 2048

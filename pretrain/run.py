@@ -30,7 +30,7 @@ from pretrain.config import RunConfig
 from pretrain.config_file import load_config
 from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
-from pretrain.engine import Engine, build_engine, set_learning_rate, train_step
+from pretrain.engine import Engine, build_engine, compile_blocks, set_learning_rate, train_step
 from pretrain.errors import USER_ERRORS
 from pretrain.freezing import freeze
 from pretrain.generation import sample_text
@@ -113,6 +113,8 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         tokens_per_step=tokens_per_step,
         is_main=ranks.is_main,
     )
+    if config.train.compile:
+        log.say(compile_blocks(engine.module, ranks.device))
     log.say(headline(config, ranks, accumulation, step, resumed) + origin)
 
     while step < config.train.steps:
