@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.loss_head import CHUNK_ELEMENTS
 from deeploop_model.recompute import Recompute
 
 LOG_SUM_BYTES = 4
@@ -102,6 +103,29 @@ def activation_bytes(
         return ActivationBytes(kept, max(config.num_blocks, prelude, coda) * stream + injection + block)
     largest = max(together * (config.num_blocks * block + injection), prelude * block, coda * block)
     return ActivationBytes(kept, largest)
+
+
+def step_bytes(
+    config: DeepLoopConfig, policy: str, tokens: int, precision: Precision, num_rounds: int | None = None
+) -> int:
+    """The most that a training step of `tokens` tokens has allocated at once, weights and their `.grad` left out.
+
+    That is either in the loss, with a chunk of logits, its exponentials and the gradient of the output matrix, or
+    within the backward pass, with what a recomputed part holds and the sums of the loop's gradients.
+    """
+    per_token = activation_bytes(config, policy, precision, num_rounds)
+    matrix = config.padded_vocab_size * config.d_model
+    chunk = min(tokens, max(1, CHUNK_ELEMENTS // config.padded_vocab_size))
+    in_loss = tokens * per_token.kept + matrix * (precision.stream + precision.weight)
+    in_loss += 2 * chunk * config.padded_vocab_size * precision.stream
+    keys = config.kv_heads * config.head_dim
+    block = 2 * config.d_model * (config.d_model + keys)
+    block += (3 if config.feed_forward == "swiglu" else 2) * config.d_model * config.feed_forward_width
+    sums = config.num_blocks * block + matrix  # those of prelude and coda are not alive together with these
+    # Gradients of the stream; and where states are had again from their changes, those in float64 meanwhile.
+    streams = 5 if Recompute.parse(policy).by_rounds else 2
+    in_backward = tokens * (per_token.peak + streams * config.d_model * precision.stream) + sums * precision.stream
+    return max(in_loss, in_backward)
 
 
 def states_bytes(config: DeepLoopConfig, recompute: Recompute, precision: Precision, rounds: int) -> int:

@@ -60,7 +60,10 @@ class TrainConfig:
     frozen: tuple[str, ...] = ()
     """Name patterns of weights that don't, whatever `trainable` says."""
     recompute: str = "round"
-    """What the backward pass computes again, see `deeploop_model.recompute`."""
+    """What the backward pass computes again, see `deeploop_model.recompute`. auto: the cheapest that fits
+    activation_gib."""
+    activation_gib: Annotated[float, Gt(0)] | None = None
+    """For recompute auto: memory of a rank, in GiB, that activations and gradients on their way may take."""
     compile: bool = False
     """Whether `torch.compile` makes faster code of the block, once for all visits; the first step takes that long."""
     validate_every: CountOrZero = 500

@@ -21,10 +21,10 @@ from data_prep.order import num_samples
 from data_prep.reader import open_split
 from deeploop_model import DeepLoopModel, ExponentRule, ModelConfigError
 from deeploop_model.presets import preset_fields
-from deeploop_model.recompute import Recompute
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
+from pretrain.recompute import chosen_recompute
 from pretrain.rounds import (
     PoissonLognormalRounds,
     RoundsStage,
@@ -73,7 +73,6 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     try:
         check_schedule(config.train.steps, config.schedule)
         check_rounds(config.train.rounds)
-        check_recompute(config.train.recompute)
         check_round_loss(config.train.round_loss, config.train.rounds, config.model.num_rounds)
         with torch.device("meta"):
             model = DeepLoopModel(config.model)
@@ -81,7 +80,12 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
         check_backprop(config.train.backprop_rounds, config.train.rounds, model)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
+    config = _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
+    try:
+        chosen_recompute(config)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return config
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -127,14 +131,6 @@ def _expand_preset(tree: dict[str, Any], source: str) -> dict[str, Any]:
         return {**tree, "model": {**preset_fields(model["preset"]), **own}}
     except ModelConfigError as error:
         raise ConfigError(f"{source}: model.{error}") from None
-
-
-def check_recompute(policy: str) -> None:
-    """Raises ConfigError for a policy that does not exist."""
-    try:
-        Recompute.parse(policy)
-    except ModelConfigError as error:
-        raise ConfigError(f"train.{error}") from None
 
 
 def _refuse_infinite(node: Any, path: tuple[str, ...], source: str) -> None:

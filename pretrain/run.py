@@ -36,6 +36,7 @@ from pretrain.freezing import freeze
 from pretrain.generation import sample_text
 from pretrain.provenance import write_resolved_config
 from pretrain.ranks import Ranks, mean_over_ranks, process_group, sum_over_ranks, together
+from pretrain.recompute import chosen_recompute
 from pretrain.rounds import rounds_of_step
 from pretrain.run_log import RunLog
 from pretrain.schedule import learning_rate
@@ -80,13 +81,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
     """The run, from its first or last saved step to its last."""
     out, origin = Path(config.out), ""
+    recompute, reason = chosen_recompute(config)
     with together():
         training_split = open_split(Path(config.data.path), "train")
         validation_split = open_split(Path(config.data.path), "validation") if config.train.validate_every else None
         tokenizer = load_tokenizer(Path(config.data.path)) if config.monitor.sample_tokens else None
         resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints")
         saved = checkpoint.read_state(resumed) if resumed else None
-        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
+        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=recompute)
         if config.train.initial_weights and not saved:
             origin = "\n" + load_initial_weights(
                 model, Path(config.train.initial_weights), training_split.manifest.tokenizer.sha256
@@ -113,6 +115,8 @@ def train(config: RunConfig, ds_config: dict[str, Any], ranks: Ranks) -> None:
         tokens_per_step=tokens_per_step,
         is_main=ranks.is_main,
     )
+    if reason:
+        log.say(reason)
     if config.train.compile:
         log.say(compile_blocks(engine.module, ranks.device))
     log.say(headline(config, ranks, accumulation, step, resumed) + origin)
