@@ -207,7 +207,10 @@ class DeepLoopModel(nn.Module):
             yield from streams
 
     def round_loss(self, x_BTD: Tensor, targets: Targets, sequence: SequenceContext) -> Tensor:
-        """Loss as if the loop ended with this stream. Logits are computed again unless everything is kept."""
+        """Loss as if the loop ended with this stream.
+
+        Computed again under every policy: each would keep a gradient of the whole output matrix otherwise.
+        """
 
         def read_out(x_BTD: Tensor) -> Tensor:
             return self.losses(self.leave(x_BTD, sequence), targets, sequence).total

@@ -97,6 +97,6 @@ def losses_after(model: DeepLoopModel, batch: Batch, rounds: Sequence[int]) -> I
     wanted = set(rounds)
     for done, x_BTD in enumerate(model.rounds(e_BTD, sequence, max(rounds)), start=1):
         if done in wanted:
-            logits_BTV = model.project(model.leave(x_BTD, sequence)).to(x_BTD.dtype)
+            logits_BTV = model.project(model.leave(x_BTD, sequence), sequence).to(x_BTD.dtype)
             nats = F.cross_entropy(logits_BTV.flatten(0, 1), batch.targets_BT.flatten(), reduction="none")
             yield nats.view(batch.targets_BT.shape).double()

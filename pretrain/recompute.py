@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from deeploop_model import ModelConfigError
@@ -27,9 +29,11 @@ def chosen_recompute(config: RunConfig) -> tuple[str, str | None]:
         rounds = most_rounds(train.rounds, config.model.num_rounds)
         if train.backprop_rounds is not None:
             rounds = min(rounds, train.backprop_rounds)
+        if math.isinf(rounds):
+            raise ConfigError("train.rounds: recompute auto needs to know the most rounds of a step; set high")
         precision = Precision(fused_norm=torch.cuda.is_available())
         tokens = train.micro_batch_size * config.model.context_length
-        choice = choose_recompute(config.model, tokens, train.activation_gib * 2**30, precision, rounds)
+        choice = choose_recompute(config.model, tokens, train.activation_gib * 2**30, precision, int(rounds))
     except ModelConfigError as error:
         raise ConfigError(f"train.{error}") from None
     return choice.policy, choice.reason

@@ -104,18 +104,6 @@ def rounds_of_step(rounds: Rounds, num_rounds: int, seed: int, step: int) -> int
     return drawn if rule.high is None else min(drawn, rule.high)
 
 
-def most_rounds(rounds: Rounds, num_rounds: int) -> int:
-    """The most rounds that a step can have. Raises ConfigError where there is no most."""
-    most = 0
-    for stage in rounds if isinstance(rounds, tuple) else (RoundsStage(0, rounds),):
-        rule = num_rounds if stage.rounds == "fixed" else stage.rounds
-        high = rule if isinstance(rule, int) else rule.high
-        if high is None:
-            raise ConfigError("train.rounds: recompute auto needs to know the most rounds of a step; set high")
-        most = max(most, high)
-    return most
-
-
 def rule_at(rounds: Rounds, step: int) -> RoundsRule:
     """The rule in force at step `step`."""
     if not isinstance(rounds, tuple):
