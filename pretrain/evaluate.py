@@ -25,10 +25,9 @@ from data_prep.reader import TokenSplit, open_split
 from deeploop_model import DeepLoopModel
 from pretrain.errors import USER_ERRORS, ConfigError
 from pretrain.evaluation import Evaluation, evaluate
+from pretrain.exit_codes import Exit
 from pretrain.ranks import Ranks, process_group, together
 from pretrain.weights import find_checkpoint, load_model
-
-USER_ERROR_EXIT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except USER_ERRORS as error:
         where = f" (rank {ranks.rank})" if ranks.world_size > 1 else ""
         sys.stderr.write(f"error{where}: {error}\n")
-        return USER_ERROR_EXIT
+        return Exit.USER_ERROR
     return 0
 
 

@@ -21,11 +21,10 @@ from deeploop_model.early_exit import EarlyExit
 from deeploop_model.sampling import Sampling
 from pretrain.config_file import read_yaml
 from pretrain.errors import USER_ERRORS, CheckpointError
+from pretrain.exit_codes import Exit
 from pretrain.exported import is_exported
 from pretrain.generation import continue_texts
 from pretrain.weights import find_checkpoint, load_model
-
-USER_ERROR_EXIT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(report(args))
     except USER_ERRORS as error:
         sys.stderr.write(f"error: {error}\n")
-        return USER_ERROR_EXIT
+        return Exit.USER_ERROR
     return 0
 
 
@@ -107,7 +106,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise ModelConfigError("--stop: an empty text is found everywhere; leave the option out")
     try:
         torch.zeros(1, device=args.device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ModelConfigError(f"--device: {args.device!r} cannot be used: {reason}") from None
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Schedulers and launchers send the first, terminals the second, `sbatch --signal=USR1@...` the third."""
+from pretrain.signals import handling
+
 LAUNCHER = "deepspeed.launcher.launch"
 LOOK_SECONDS = 1.0
 
@@ -34,16 +34,14 @@ class StopRequests:
         self._launcher = _launcher()
         self._next_look = 0.0
         self._reason: str | None = None
-        self._former: dict[signal.Signals, object] = {}
+        self._handling = handling(self._on_signal)
 
     def __enter__(self) -> StopRequests:
-        for number in SIGNALS:
-            self._former[number] = signal.signal(number, self._on_signal)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *unused: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+        self._handling.__exit__(None, None, None)
 
     @property
     def reason(self) -> str | None:

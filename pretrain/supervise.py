@@ -32,8 +32,8 @@ from types import FrameType
 from pretrain import checkpoint_store as store
 from pretrain import status
 from pretrain.exit_codes import FINAL, Exit
+from pretrain.signals import handling
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_SECONDS = 0.2
 ORPHAN_SECONDS = 60.0
 """Ranks whose launcher is gone notice it and save; that long they are given."""
@@ -88,17 +88,15 @@ class Supervisor:
         self._out = out
         self._policy = policy
         self._asked: str | None = None
-        self._former: dict[signal.Signals, object] = {}
+        self._handling = handling(self._on_signal)
         self.starts = 0
 
     def __enter__(self) -> Supervisor:
-        for number in SIGNALS:
-            self._former[number] = signal.signal(number, self._on_signal)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *unused: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+        self._handling.__exit__(None, None, None)
 
     def run(self) -> Exit:
         """Starts the command until the run is done, cannot go on, makes no progress, or is asked to stop."""

@@ -19,14 +19,13 @@ from data_prep.manifest import load_manifest
 from deeploop_model import DeepLoopConfig
 from pretrain.checkpoint import read_state
 from pretrain.errors import USER_ERRORS, ConfigError
+from pretrain.exit_codes import Exit
 from pretrain.export.hf_folder import write_hf_folder
 from pretrain.export.safetensors_file import write_safetensors_file
 from pretrain.export.source import read_source
 from pretrain.export.tokenizer_files import TokenizerFiles, tokenizer_files
 from pretrain.generate import dataset_of
 from pretrain.weights import find_checkpoint
-
-USER_ERROR_EXIT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(run(args))
     except USER_ERRORS as error:
         sys.stderr.write(f"error: {error}\n")
-        return USER_ERROR_EXIT
+        return Exit.USER_ERROR
     except OSError as error:
         sys.stderr.write(f"error: {args.out}: cannot be written: {error.strerror}\n")
-        return USER_ERROR_EXIT
+        return Exit.USER_ERROR
     return 0
 
 

@@ -15,9 +15,9 @@ from lm_eval.__main__ import cli_evaluate
 
 import pretrain.harness.model  # noqa: F401  registers the model
 from pretrain.errors import USER_ERRORS
+from pretrain.exit_codes import Exit
 
 TASKS = Path(__file__).with_name("tasks")
-USER_ERROR_EXIT = 2
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
         cli_evaluate()
     except USER_ERRORS as error:
         sys.stderr.write(f"error: {error}\n")
-        return USER_ERROR_EXIT
+        return Exit.USER_ERROR
     return 0
 
 

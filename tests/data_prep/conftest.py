@@ -8,6 +8,7 @@ import pytest
 
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from data_prep.training import train_sentencepiece
+from tests.support.mixtures import write_sources
 from tests.support.texts import SAMPLE_TEXTS
 
 
@@ -21,3 +22,8 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_file: Path) -> Tokenizer:
     return load_tokenizer(model_file)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_sources(tmp_path_factory.mktemp("sources"))

@@ -11,23 +11,7 @@ from data_prep.errors import DataError
 from data_prep.feed import Feed, Share
 from data_prep.mixture import Mixture, Source
 from tests.support.datasets import write_dataset
-
-CONTEXT = 4
-SAMPLES = {"a": 50, "b": 20, "c": 7}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Datasets whose tokens tell their source and offset."""
-    root = tmp_path_factory.mktemp("sources")
-    for number, (name, samples) in enumerate(SAMPLES.items()):
-        tokens = 1000 * number + np.arange(samples * CONTEXT + 1)
-        write_dataset(root / name, {"train": np.array_split(tokens, 3)})
-    return {name: root / name for name in SAMPLES}
-
-
-def mixture(folders: dict[str, Path], weights: dict[str, float], seed: int = 0) -> Mixture:
-    return Mixture([Source(folders[name], weight) for name, weight in weights.items()], "train", CONTEXT, seed)
+from tests.support.mixtures import CONTEXT, mixture
 
 
 @given(

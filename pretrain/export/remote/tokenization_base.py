@@ -11,13 +11,14 @@ that separates documents, which `add_special_tokens=False` leaves out.
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizer
 
 
-class ExactTokenizer(PreTrainedTokenizer):
+class ExactTokenizer(PreTrainedTokenizer, ABC):
     """Ids and spellings of tokens one to one; subclasses encode and decode.
 
     Args:
@@ -37,15 +38,17 @@ class ExactTokenizer(PreTrainedTokenizer):
         super().__init__(add_bos_token=add_bos_token, **kwargs)
 
     @property
+    @abstractmethod
     def _spellings(self) -> dict[int, str]:
         """Every id with a spelling of its own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _encode_text(self, text: str) -> list[int]:
-        raise NotImplementedError
+        """Ids of `text` taken literally."""
 
+    @abstractmethod
     def _decode_ids(self, ids: list[int]) -> str:
-        raise NotImplementedError
+        """Text of ids that are no special tokens."""
 
     @property
     def vocab_size(self) -> int:
