@@ -11,6 +11,7 @@ skips the masked half does half of it.
 from __future__ import annotations
 
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.recompute import RecomputePolicy
 from deeploop_model.round_loss import RoundLoss, round_weights
 
 BACKWARD_PER_FORWARD = 2
@@ -71,3 +72,28 @@ def train_flops(
     differentiated = num_rounds if backprop_rounds is None else min(num_rounds, backprop_rounds)
     whole = forward_flops(config, differentiated, length) + (read_outs - 1) * read_out_flops(config, length)
     return (1 + BACKWARD_PER_FORWARD) * whole + (num_rounds - differentiated) * round_flops(config, length)
+
+
+def recompute_flops(
+    config: DeepLoopConfig,
+    recompute: RecomputePolicy,
+    num_rounds: int | None = None,
+    length: int | None = None,
+    *,
+    backprop_rounds: int | None = None,
+    round_loss: RoundLoss = "last",
+) -> int:
+    """What recomputation does again in one training step, per token: with `train_flops`, what the hardware does.
+
+    Every visit that is differentiated runs forward once more, and so do the read-outs before the last, whose coda is
+    recomputed within a recomputed read-out: twice. The injection counts under `block` as well, which keeps it.
+    """
+    if recompute == "none":
+        return 0
+    num_rounds = config.num_rounds if num_rounds is None else num_rounds
+    length = config.context_length if length is None else length
+    read_outs = sum(weight > 0 for weight in round_weights(round_loss, num_rounds, backprop_rounds))
+    differentiated = num_rounds if backprop_rounds is None else min(num_rounds, backprop_rounds)
+    coda = config.num_coda_blocks * block_flops(config, length)
+    visits = forward_flops(config, differentiated, length) - read_out_flops(config, length) + coda
+    return visits + (read_outs - 1) * (read_out_flops(config, length) + coda)

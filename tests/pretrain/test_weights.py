@@ -36,9 +36,9 @@ def rounds_of_this_rank(config: Path, *overrides: str) -> list[int]:
     """Runs to the end; the rounds that this rank ran in each step."""
     seen: list[int] = []
 
-    def noting_step(engine: Any, batches: Any, num_rounds: int, train: Any) -> torch.Tensor:
+    def noting_step(engine: Any, batches: Any, num_rounds: int, *rest: Any) -> torch.Tensor:
         seen.append(num_rounds)
-        return train_step(engine, batches, num_rounds, train)
+        return train_step(engine, batches, num_rounds, *rest)
 
     with patch.object(run, "train_step", noting_step):
         assert run_main(config, *overrides) == 0
