@@ -173,8 +173,8 @@ class MonitorConfig:
     collapse_entropy: Annotated[float, Ge(0)] = 0.05
     """Attention entropy in nats, a mean over a block's heads, under which a warning is due; 0 for none."""
     collapse_change: Annotated[float, Ge(0)] = 1e-5
-    """Relative change of a block's state from one round to the next, under which a warning is due; 0 for none. Untrained
-    DeepLoop branches are small: the change is 2e-4 at K = 48, R = 3."""
+    """Relative change of a block's state from one round to the next, under which a warning is due; 0 for none.
+    Untrained DeepLoop branches are small: the change is 2e-4 at K = 48, R = 3."""
     detail_every: CountOrZero = 100
     """Steps between measurements of gradient norms by sub-layer and of the time of collectives, which run one by one in
     such a step; 0 for none."""
