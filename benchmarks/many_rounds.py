@@ -1,8 +1,9 @@
-"""What R costs: allocated memory by recompute policy, the precision of gradients and of the states. On the CPU.
+"""What R costs: allocated memory and step time by recompute policy, precision of gradients and states. On the CPU.
 
 python -m benchmarks.many_rounds memory
 python -m benchmarks.many_rounds precision
 python -m benchmarks.many_rounds states
+python -m benchmarks.many_rounds time
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import platform
+import statistics
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +19,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from deeploop_model import DeepLoopConfig, DeepLoopModel
+from benchmarks.engine_step import take_turns
+from deeploop_model import DeepLoopConfig, DeepLoopModel, preset
 from deeploop_model.recompute import POLICIES
 from deeploop_model.round_states import RoundStates
 from deeploop_model.visit_gradients import VisitPass
@@ -113,13 +116,27 @@ def travel_error(blocks: int, rounds: int, rule: Any, kept: Callable[[RoundState
     return float((moved[0] - moved[1]).norm() / moved[0].norm())
 
 
+def step_time() -> None:
+    """Forward and backward of GPT-2 small's width by recompute policy, relative to that without recomputation."""
+    fields = {"num_blocks": 2, "num_rounds": 4, "context_length": 512, "vocab_size": 8192}
+    tokens = torch.randint(0, 8192, (2, 512))
+    models = {policy: DeepLoopModel(preset("gpt2-small", **fields), recompute=policy).bfloat16() for policy in POLICIES}
+    turns = take_turns([lambda m=m: m(tokens, tokens).loss.backward() for m in models.values()], repetitions=7)  # type: ignore[misc]
+    print("| recompute | step time / none |\n|---|---|")
+    for policy, seconds in zip(models, turns, strict=True):
+        ratios = [one / none for one, none in zip(seconds, turns[0], strict=True)]
+        print(f"| {policy} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Memory and gradient precision against the number of rounds.")
-    parser.add_argument("question", choices=["memory", "precision", "states"])
+    parser.add_argument("question", choices=list(QUESTIONS))
     question = parser.parse_args().question
     print(f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}")
-    {"memory": memory, "precision": precision, "states": states}[question]()
+    QUESTIONS[question]()
 
+
+QUESTIONS = {"memory": memory, "precision": precision, "states": states, "time": step_time}
 
 if __name__ == "__main__":
     main()
