@@ -38,6 +38,7 @@ from deeploop_model.errors import ModelConfigError
 from deeploop_model.init import initialise
 from deeploop_model.injection import Injection
 from deeploop_model.kv_cache import CacheSlot, KVCache
+from deeploop_model.loop_health import LoopSums, observed_pass
 from deeploop_model.loss_head import Losses, OutputHead, Targets
 from deeploop_model.norm import RMSNorm, stream_dtype
 from deeploop_model.recompute import Recompute, recomputed
@@ -63,6 +64,8 @@ class ModelOutput(NamedTuple):
     """The mean cross-entropy of the last round, without a graph."""
     rounds: Tensor | None = None
     """With a cache, the rounds [B, T] that each token ran."""
+    loop: LoopSums | None = None
+    """Of an observed pass, which has no logits."""
 
 
 class DeepLoopModel(nn.Module):
@@ -107,6 +110,7 @@ class DeepLoopModel(nn.Module):
         cache: KVCache | None = None,
         new_tokens: Sequence[int] | None = None,
         early_exit: EarlyExit | None = None,
+        observed: bool = False,
     ) -> ModelOutput:
         """Logits for every position, or the mean loss where targets are given.
 
@@ -122,6 +126,7 @@ class DeepLoopModel(nn.Module):
             cache: keys and values of earlier tokens, which these follow; it fixes the number of rounds.
             new_tokens: with a cache, the number of real tokens at the start of each row; all T by default.
             early_exit: with a cache, when tokens stop looping.
+            observed: measure the loop instead, see `deeploop_model.loop_health`; needs targets, gives `loop` only.
 
         Raises ModelConfigError for arguments that do not go together.
         """
@@ -136,6 +141,10 @@ class DeepLoopModel(nn.Module):
             logits_BTV, rounds_BT = cached_pass(self, tokens_BT, cache, new_tokens, early_exit)
             return ModelOutput(logits_BTV, None, rounds=rounds_BT)
         num_rounds = self.config.num_rounds if num_rounds is None else num_rounds
+        if observed:
+            if targets_BT is None:
+                raise ModelConfigError("observed: needs targets")
+            return ModelOutput(None, None, loop=observed_pass(self, tokens_BT, targets_BT, documents_BT, num_rounds))
         weights = round_weights(round_loss, num_rounds, backprop_rounds)
         sequence = self.sequence(tokens_BT, documents_BT)
         targets = (
@@ -254,7 +263,9 @@ class DeepLoopModel(nn.Module):
                     return self.block_step(block, x_BTD, sequence)
                 return block(x_BTD, sequence, slot)  # type: ignore[no-any-return]
 
-            x_BTD = self.recompute.block(one_block)(x_BTD)
+            before_BTD, x_BTD = x_BTD, self.recompute.block(one_block)(x_BTD)
+            if sequence.observe is not None:
+                sequence.observe(block, before_BTD, x_BTD)
         return x_BTD
 
     def leave(self, x_BTD: Tensor, sequence: SequenceContext, slots: Slots = None) -> Tensor:

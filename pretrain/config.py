@@ -172,6 +172,21 @@ class MonitorConfig:
     kappa_every: CountOrZero = 0
     """Steps between measurements of how aligned the visits' gradients are, see `deeploop_model.visit_alignment`; 0 for
     none. A measured step takes a norm of each matrix and round longer."""
+    loop_health_every: CountOrZero = 100
+    """Steps between measurements of states, predictions and attention by round, see `deeploop_model.loop_health`; 0 for
+    none. One costs about two forward passes over `loop_health_sequences` sequences."""
+    loop_health_sequences: Count = 2
+    """Sequences that each rank measures, the same ones every time."""
+    collapse_entropy: Annotated[float, Ge(0)] = 0.05
+    """Attention entropy in nats, a mean over a block's heads, under which a warning is due; 0 for none."""
+    collapse_change: Annotated[float, Ge(0)] = 1e-5
+    """Relative change of a block's state from one round to the next, under which a warning is due; 0 for none.
+    Untrained DeepLoop branches are small: the change is 2e-4 at K = 48, R = 3."""
+    detail_every: CountOrZero = 100
+    """Steps between measurements of gradient norms by sub-layer and of the time of collectives, which run one by one in
+    such a step; 0 for none."""
+    peak_tflops: Annotated[float, Gt(0)] | None = None
+    """Dense bf16 TFLOP/s of one device, for MFU; None for what `pretrain.device_peak` knows of it."""
     sample_tokens: CountOrZero = 128
     """Length of the text sample printed at the end; 0 for none."""
     sample_prompt: str = ""

@@ -62,8 +62,10 @@ def test_truncated_backpropagation_and_loss_of_every_round(backprop_rounds: int 
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "segment:3"])
-@pytest.mark.parametrize("round_loss", ["last", "uniform"])
-def test_what_recomputation_does_again(policy: str, round_loss: Any) -> None:
+@pytest.mark.parametrize(
+    ("backprop_rounds", "round_loss"), [(None, "last"), (2, "last"), (None, "uniform"), (3, "linear")], ids=str
+)
+def test_what_recomputation_does_again(policy: str, backprop_rounds: int | None, round_loss: Any) -> None:
     """But for the last product of a recomputed part without a norm behind it, which PyTorch leaves out."""
     config = DeepLoopConfig(**{**SMALL, **VARIANTS["prelude-coda-concat"]})
     tokens = torch.zeros(3, 10, dtype=torch.int64, device="meta")
@@ -72,9 +74,10 @@ def test_what_recomputation_does_again(policy: str, round_loss: Any) -> None:
         with torch.device("meta"):
             model = DeepLoopModel(config, recompute=recompute)
         with FlopCounterMode(display=False) as counter:
-            model(tokens, tokens, 5, round_loss=round_loss).loss.backward()
+            model(tokens, tokens, 5, backprop_rounds=backprop_rounds, round_loss=round_loss).loss.backward()
         counted.append(counter.get_total_flops())
-    assert counted[1] - counted[0] == 3 * 10 * recompute_flops(config, policy, 5, 10, round_loss=round_loss)
+    again = recompute_flops(config, policy, 5, 10, backprop_rounds=backprop_rounds, round_loss=round_loss)
+    assert counted[1] - counted[0] == 3 * 10 * again
 
 
 def test_defaults_are_those_of_training() -> None:
