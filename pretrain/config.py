@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import ConfigDict, Discriminator, Tag, with_config
 
 from deeploop_model import DeepLoopConfig
-from deeploop_model.recompute import RecomputePolicy
 from deeploop_model.round_loss import RoundLoss
 from pretrain.rounds import Rounds
 
@@ -73,12 +72,20 @@ class TrainConfig:
     """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
     initial_weights: Text | None = None
     """A checkpoint, or a run folder for its newest, whose weights step 0 starts from; None for random ones."""
+    z_loss: Annotated[float, Ge(0)] = 0.0
+    """Factor of the mean squared log-partition that is added to the loss, 1e-4 where it is used; it keeps logits small.
+    metrics.jsonl's `loss` is without it."""
     trainable: tuple[str, ...] = ("*",)
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
     frozen: tuple[str, ...] = ()
     """Name patterns of weights that don't, whatever `trainable` says."""
-    recompute: RecomputePolicy = "round"
-    """What the backward pass computes again, see `deeploop_model.recompute`."""
+    recompute: str = "round"
+    """What the backward pass computes again, see `deeploop_model.recompute`. auto: the cheapest that fits
+    activation_gib."""
+    activation_gib: Annotated[float, Gt(0)] | None = None
+    """For recompute auto: memory of a rank, in GiB, that activations and gradients on their way may take."""
+    compile: bool = False
+    """Whether `torch.compile` makes faster code of the block, once for all visits; the first step takes that long."""
     validate_every: CountOrZero = 500
     """Steps between validations; 0 for none. The last step is validated as well."""
     validation_samples: Count = 2048

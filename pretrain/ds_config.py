@@ -64,6 +64,11 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     if left is not None:
         raise ConfigError(f'{left}: "auto" cannot be resolved here; write a value')
     check_values(tree)
+    if config.train.compile and tree.get("zero_optimization", {}).get("stage") == 3:
+        raise ConfigError(
+            "zero_optimization.stage: 3 gathers weights in hooks that a compiled block doesn't call; "
+            "use stage 1 or 2, or set train.compile to false"
+        )
     tree.pop("optimizer", None)
     tree["zero_force_ds_cpu_optimizer"] = False  # offloaded state is updated by our AdamW as well
     tree.setdefault(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deeploop_model import DeepLoopModel
+from deeploop_model.compilation import compiled_block, missing_compiler
 from pretrain.config import OptimizerConfig, RunConfig, TrainConfig
 from pretrain.data_feed import Batch
 from pretrain.step_times import StepTimes
@@ -28,6 +29,15 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
         optimizer=build_optimizer(groups, config.optimizer),
     )
     return engine
+
+
+def compile_blocks(model: DeepLoopModel, device: torch.device) -> str:
+    """Compiles the model's block, if there is a compiler. Returns a line that says what was done."""
+    missing = missing_compiler(device)
+    if missing is not None:
+        return f"train.compile: {missing}; going on without"
+    model.block_step = compiled_block()
+    return "train.compile: the first step compiles the block"
 
 
 def parameter_groups(model: DeepLoopModel, weight_decay: float) -> list[dict[str, Any]]:
@@ -74,6 +84,7 @@ def train_step(
                 documents_BT=batch.documents_BT,
                 backprop_rounds=train.backprop_rounds,
                 round_loss=train.round_loss,
+                z_loss=train.z_loss,
             )
         with times.of("backward"):
             engine.backward(nan_unless_finite(output.loss))

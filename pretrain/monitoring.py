@@ -34,6 +34,7 @@ from pretrain.loop_monitor import LoopMonitor, collapses
 from pretrain.loss_units import in_other_units, mixed_bytes_per_token
 from pretrain.progress import Progress
 from pretrain.ranks import Ranks, sum_over_ranks
+from pretrain.recompute import chosen_recompute
 from pretrain.run_data import RunData
 from pretrain.run_log import RunLog
 from pretrain.step_times import StepTimes
@@ -56,6 +57,7 @@ class Monitoring:
         self._data = data
         self._ranks = ranks
         self._log = log
+        self._recompute, _ = chosen_recompute(config)
         self.times = StepTimes(ranks.device)
         self._loop = LoopMonitor(engine, data, config, ranks) if config.monitor.loop_health_every else None
         self._bytes_per_token = mixed_bytes_per_token(
@@ -96,7 +98,7 @@ class Monitoring:
         options: dict[str, Any] = {"backprop_rounds": train.backprop_rounds, "round_loss": train.round_loss}
         tokens = train.global_batch_size * model.context_length
         of_model = tokens * train_flops(model, num_rounds, **options)
-        again = tokens * recompute_flops(model, train.recompute, num_rounds, **options)
+        again = tokens * recompute_flops(model, self._recompute, num_rounds, **options)
         self._model_flops += of_model
         self._hardware_flops += of_model + again
         return of_model

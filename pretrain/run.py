@@ -31,7 +31,7 @@ from pretrain.config import RunConfig
 from pretrain.config_file import load_config
 from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
-from pretrain.engine import Engine, build_engine, set_learning_rate, train_step, update_skipped
+from pretrain.engine import Engine, build_engine, compile_blocks, set_learning_rate, train_step, update_skipped
 from pretrain.errors import USER_ERRORS, exit_code_of
 from pretrain.exit_codes import Exit
 from pretrain.freezing import freeze
@@ -41,6 +41,7 @@ from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
 from pretrain.ranks import Ranks, patient_group, process_group, together
+from pretrain.recompute import chosen_recompute
 from pretrain.report import close_log
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
@@ -103,11 +104,12 @@ def train(
     out, origin = Path(config.out), ""
     patient = patient_group(config.recovery.checkpoint_seconds)
     resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints", ranks, patient)
+    recompute, reason = chosen_recompute(config)
     with together():
         data = open_data(config)
         tokenizer = load_tokenizer(data.tokenizer_folder) if config.monitor.sample_tokens else None
         saved = checkpoint.read_state(resumed) if resumed else None
-        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
+        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=recompute)
         if config.train.initial_weights and not saved:
             origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights), data.tokenizer_sha256)
         frozen = freeze(model, config.train.trainable, config.train.frozen)
@@ -134,6 +136,10 @@ def train(
         tokens_per_step=config.train.global_batch_size * config.model.context_length,
         is_main=ranks.is_main,
     )
+    if reason:
+        log.say(reason)
+    if config.train.compile:
+        log.say(compile_blocks(engine.module, ranks.device))
     log.say(headline(config, ranks, accumulation, progress.step, resumed) + origin)
     saver = Saver(engine, out / "checkpoints", config.checkpoint, ranks, patient, log)
     roll_back = RollBack(out / "checkpoints", config.recovery, ranks, patient)

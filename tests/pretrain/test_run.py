@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from deeploop_model.compilation import missing_compiler
 from pretrain import run
 from pretrain.config_file import load_config
 from pretrain.engine import train_step
@@ -132,6 +133,22 @@ def test_run_of_two_ranks_computes_what_one_computes(dataset: Path, tmp_path: Pa
         assert one.get("lr") == two.get("lr")
         kind = "loss" if "loss" in one else "val_loss"
         assert one[kind] == pytest.approx(two[kind], rel=5e-3)
+
+
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_compiled_run_follows_the_other(dataset: Path, tmp_path: Path) -> None:
+    """On two ranks, with accumulation and recomputation."""
+    lines = []
+    for compiled in (False, True):
+        tree = small_tree(
+            tmp_path / f"out{compiled}", dataset, steps=4, micro_batch_size=2, compile=compiled, recompute="nested"
+        )
+        config = write_tree(tmp_path / f"{compiled}.yaml", tree)
+        result, _ = run_ranks(2, run_main, config, folder=tmp_path)
+        assert ("the first step compiles the block" in result.stdout) == compiled
+        lines.append([line["loss"] for line in metrics(tmp_path / f"out{compiled}") if "loss" in line])
+    assert lines[0] != lines[1]
+    assert lines[0] == pytest.approx(lines[1], rel=5e-3)
 
 
 def test_alignment_of_visits_is_measured_on_chosen_steps_over_all_ranks(dataset: Path, tmp_path: Path) -> None:

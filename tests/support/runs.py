@@ -45,7 +45,7 @@ def small_tree(out: Path, data: Path, **train: Any) -> dict[str, Any]:
         "optimizer": {"lr": 1e-2},
         "schedule": {"warmup_steps": 2},
         "checkpoint": {"every": 10},
-        "monitor": {"log_every": 1, "sample_tokens": 0},
+        "monitor": {"log_every": 1, "sample_tokens": 0, "loop_health_every": 0},
     }
 
 

@@ -1,0 +1,52 @@
+"""The cheapest recompute policy whose memory fits a budget, from the predictions of `deeploop_model.memory`.
+
+Policies by what they compute again, least first: none nothing, selective what is one pass over memory, block, round
+and segment:n one forward pass, nested nearly two. Of those that compute one forward pass again the smallest is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deeploop_model.config import DeepLoopConfig
+from deeploop_model.errors import ModelConfigError
+from deeploop_model.memory import Precision, step_bytes
+
+AUTO = "auto"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Choice:
+    policy: str
+    predicted_bytes: int
+    reason: str
+    """One line for the user."""
+
+
+def choose_recompute(
+    config: DeepLoopConfig, tokens: int, budget_bytes: float, precision: Precision, num_rounds: int | None = None
+) -> Choice:
+    """For steps of `tokens` tokens at once. Raises ModelConfigError where nothing fits."""
+    rounds = config.num_rounds if num_rounds is None else num_rounds
+
+    def predicted(policy: str) -> int:
+        return step_bytes(config, policy, tokens, precision, rounds)
+
+    segments = [f"segment:{n}" for n in range(2, rounds // 2 + 1)]
+    once_again = min(["round", "block", *segments], key=predicted)
+    ordered = ["none", "selective", once_again, "nested"]
+    sizes = {policy: predicted(policy) for policy in ordered}
+    for policy in ordered:
+        if sizes[policy] <= budget_bytes:
+            others = ", ".join(f"{other} {size / MIB:,.0f}" for other, size in sizes.items() if other != policy)
+            reason = (
+                f"recompute: {policy}, the cheapest that fits {budget_bytes / MIB:,.0f} MiB: predicted "
+                f"{sizes[policy] / MIB:,.0f} MiB for {tokens} tokens and {rounds} rounds (others: {others})"
+            )
+            return Choice(policy, sizes[policy], reason)
+    least = min(sizes, key=lambda policy: sizes[policy])
+    raise ModelConfigError(
+        f"recompute: nothing fits {budget_bytes / MIB:,.0f} MiB: {least} takes {sizes[least] / MIB:,.0f} MiB for "
+        f"{tokens} tokens and {rounds} rounds; take fewer sequences at once, or a larger budget"
+    )
