@@ -42,7 +42,7 @@ from pretrain.generation import sample_text
 from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
-from pretrain.ranks import Ranks, patient_group, process_group, sum_over_ranks, together
+from pretrain.ranks import Ranks, end_process, patient_group, process_group, sum_over_ranks, together
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
 from pretrain.run_log import RunLog
@@ -269,4 +269,4 @@ def sample(engine: Engine, tokenizer: Tokenizer, data: RunData, config: RunConfi
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main)
