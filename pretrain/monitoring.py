@@ -18,11 +18,14 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import yaml
 
 from deeploop_model.flops import recompute_flops, train_flops
 from deeploop_model.visit_alignment import VisitAlignment, measured_visits
 from pretrain.collective_times import CollectiveTimes, timed_collectives
 from pretrain.config import RunConfig
+from pretrain.config_file import as_tree
+from pretrain.dashboard import Dashboard
 from pretrain.data_feed import bytes_per_token
 from pretrain.device_peak import peak_of
 from pretrain.engine import Engine
@@ -64,6 +67,9 @@ class Monitoring:
         self._alignment: VisitAlignment | None = None
         self._collectives: CollectiveTimes | None = None
         self._gradient_norms: dict[str, float] = {}
+        tensorboard = engine.monitor.tb_monitor
+        writer = tensorboard.summary_writer if tensorboard is not None else None
+        self.dashboard = Dashboard(writer, config, yaml.safe_dump(as_tree(config), sort_keys=False))
         self._peak, fault = peak_of(ranks.device, config.monitor.peak_tflops)
         if fault is not None:
             log.say(fault)
@@ -99,6 +105,7 @@ class Monitoring:
 
     def after_step(self, step: int, *, loss: float, lr: float, num_rounds: int, progress: Progress, last: bool) -> None:
         """Logs what is due after `step` steps."""
+        self._log.step_done(step, loss)
         if last or step % self._config.monitor.log_every == 0:
             epochs = self._data.epochs(progress.batch * self._config.train.global_batch_size)
             values = {
@@ -118,13 +125,14 @@ class Monitoring:
         if self._collectives is not None:
             self._log.detail(step, self._gradient_norms, self._collectives.seconds)
 
-    def loop(self, step: int) -> None:
+    def loop(self, step: int, *, last: bool) -> None:
         """Measures the loop after `step` steps. Every rank must call it."""
         if self._loop is None:
             return
         with self.times.beside("loop_health"):
             health = self._loop.measure()
-        self._log.loop(step, health)
+            self._log.loop(step, health)
+            self.dashboard.loop(step, health, last=last)
         found = collapses(health, self._config.monitor)
         if found:
             told = "; ".join(f"collapse: {sentence}" for sentence in found.values())

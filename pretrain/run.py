@@ -42,6 +42,7 @@ from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
 from pretrain.ranks import Ranks, end_process, patient_group, process_group, together
 from pretrain.recompute import chosen_recompute
+from pretrain.report import close_log
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
 from pretrain.run_log import RunLog
@@ -174,7 +175,7 @@ def train(
             monitoring.validation(step, losses)
         if config.monitor.loop_health_every and due(step, config.monitor.loop_health_every, last):
             with watchdog.other_work("loop health"):
-                monitoring.loop(step)
+                monitoring.loop(step, last=last)
         if config.recovery.compare_ranks_every and due(step, config.recovery.compare_ranks_every, last):
             compare_ranks(engine.module, step)
         if agreed.written:
@@ -185,14 +186,16 @@ def train(
                 saver.save(state_of(progress), wait=ends)
         if agreed.stop and not last:
             feed.close()
+            close_log(log, out, is_main=ranks.is_main)
             return leave(step, stop, log)
 
     feed.close()
     if tokenizer:
         text = sample(engine, tokenizer, data, config, ranks)
+        monitoring.dashboard.sample(progress.step, text)
         log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{text}\n")
+    close_log(log, out, is_main=ranks.is_main)
     log.say(f"done: {progress.step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
-    log.close()
     return Exit.COMPLETE, f"{progress.step} steps"
 
 
@@ -201,7 +204,6 @@ def leave(step: int, stop: StopRequests, log: RunLog) -> tuple[Exit, str]:
     stop.obeyed()
     reason = f"stopped after step {step}: {stop.reason or 'another rank was asked to'}"
     log.say(f"{reason}; the same command goes on from here")
-    log.close()
     return Exit.STOPPED, reason
 
 

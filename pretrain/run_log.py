@@ -15,6 +15,7 @@ from data_prep.durable import write_atomic
 from deeploop_model.loop_health import LoopHealth
 from deeploop_model.visit_alignment import Alignment
 from pretrain.loss_units import in_other_units, mixed_bytes_per_token
+from pretrain.progress_line import ProgressLine
 
 Monitor = Any  # deepspeed.monitor.monitor.MonitorMaster carries no types
 
@@ -37,6 +38,8 @@ class RunLog:
         self._tokens_per_step = tokens_per_step
         self._is_main = is_main
         self._path = out / "metrics.jsonl"
+        self._line = ProgressLine(first_step, steps, wanted=is_main)
+        self._told = ""
         self._metrics: TextIO | None = None
         self.restarts = self.rollbacks = 0
         """Starts that went on from a checkpoint, this one included, and returns to one, as far as the file tells."""
@@ -50,7 +53,7 @@ class RunLog:
     def go_back(self, step: int) -> None:
         """Drops what was logged of later steps than `step`: they are trained again."""
         if self._is_main:
-            self.close()
+            self._close_metrics()
             _drop_lines_after(self._path, step)
             _hide_points_after(self._monitor, step)
             self._metrics = self._path.open("a", encoding="utf-8")
@@ -79,11 +82,16 @@ class RunLog:
         self._write_points(step, "train", values)
         self._write_points(step, "", system)
         self._write_points(step, "events", {"restarts": self.restarts, "rollbacks": self.rollbacks, **counts})
-        self.say(
-            f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
-            f"grad norm {values['grad_norm']:.3f}  {speed:,.0f} tokens/s  "
-            f"{_clock(seconds * (self._steps - step))} left"
+        self._told = (
+            f"lr {values['lr']:.2e}  grad norm {values['grad_norm']:.3f}  {speed:,.0f} tokens/s  "
+            f"{clock(seconds * (self._steps - step))} left"
         )
+        if not self._line.live:
+            self.say(f"{self._at(step)}  loss {values['loss']:.4f}  {self._told}")
+
+    def step_done(self, step: int, loss: float) -> None:
+        """Moves the progress line, where there is a terminal to draw it on."""
+        self._line.show(step, f"{self._at(step)}  loss {loss:.4f}  {self._told}")
 
     def validation(
         self,
@@ -103,7 +111,7 @@ class RunLog:
                 values |= {f"{unit}/{name}": value for unit, value in units.items()}
         self._write_line(step, {f"val_{name}": value for name, value in values.items()})
         self._write_points(step, "validation", values)
-        self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
+        self.say(f"{self._at(step)}  validation loss {loss:.4f}")
 
     def bad_step(self, step: int, fault: str, total: int, sample_ids: list[str]) -> None:
         """A step that harmed or would have, see `pretrain.bad_steps`."""
@@ -117,7 +125,7 @@ class RunLog:
         self.rollbacks += event == "rollback"
         self._write_line(step, {"event": event, **counts, **values})
         self._write_points(step, "events", counts)
-        self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {told}")
+        self.say(f"{self._at(step)}  {told}")
 
     def alignment(self, step: int, of_sub_layers: Mapping[str, Alignment]) -> None:
         """kappa_R and the stability number of each sub-layer, measured in the step just done."""
@@ -147,14 +155,19 @@ class RunLog:
         self._write_points(step, "", loop_scalars(health))
 
     def say(self, line: str) -> None:
-        """A line on standard output, from rank 0. A launcher that is gone, and its pipe with it, stops nothing."""
-        if self._is_main:
-            with contextlib.suppress(OSError):
-                print(line, flush=True)
+        """A line on standard output, from rank 0."""
+        self._line.say(line)
 
     def close(self) -> None:
+        self._line.close()
+        self._close_metrics()
+
+    def _close_metrics(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
+
+    def _at(self, step: int) -> str:
+        return f"step {step:>{len(str(self._steps))}}/{self._steps}"
 
     def _write_line(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None
@@ -230,7 +243,8 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """h:mm:ss, or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
