@@ -19,12 +19,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.allocation import allocated
 from benchmarks.engine_step import take_turns
 from deeploop_model import DeepLoopConfig, DeepLoopModel, preset
 from deeploop_model.recompute import POLICIES
 from deeploop_model.round_states import RoundStates
 from deeploop_model.visit_gradients import VisitPass
-from tests.support.allocation import allocated
 
 ROUNDS = (1, 8, 16, 32, 64)
 
@@ -104,9 +104,10 @@ def travel_error(blocks: int, rounds: int, rule: Any, kept: Callable[[RoundState
     low = DeepLoopModel(config, seed=3).bfloat16()
     exact = copy.deepcopy(low).double()
     tokens = torch.randint(0, 500, (4, 64), generator=torch.Generator().manual_seed(0))
-    expected, found = ((m.enter(tokens, m.sequence(tokens)), m.sequence(tokens), m) for m in (exact, low))
     moved = []
-    for start, sequence, model in (expected, found):
+    for model in (exact, low):
+        sequence = model.sequence(tokens)
+        start = model.enter(tokens, sequence)
         round_states = RoundStates(start, rounded=True)
         x = round_states.start(start) if model is low else start
         for _ in range(rounds):

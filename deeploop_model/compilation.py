@@ -1,7 +1,10 @@
 """One compiled block for all K*R visits: `torch.compile` of the block's forward pass, weights as inputs.
 
-Block 1 in round 1 is compiled, every other visit runs the same code; so compile time is that of one block whatever K
-and R are. Gradients go to the visits' sums out of the compiled backward pass (`deeploop_model.visit_gradients`).
+The first visit is compiled, every other one runs the same code; so compile time is that of one block whatever K and R
+are. Compiled again is what differs in kind: another shape or precision, without gradients (validation, rounds cut from
+back-propagation), other frozen weights, another alpha. PyTorch stops at eight of these in a process; one that builds
+many models calls `torch.compiler.reset()` between them. Gradients go to the visits' sums out of the compiled backward
+pass (`deeploop_model.visit_gradients`).
 
 Only visits without a key-value cache are compiled: decoding changes shapes with every token.
 """

@@ -5,10 +5,11 @@
 both over kept targets; the second term keeps logits from drifting (Chowdhery et al. 2022, arXiv:2204.02311).
 
 A chunk's gradient by the logits is known as soon as its logits are, so the forward pass computes the gradients by the
-stream and by the matrix at once and keeps those: no logits are kept or computed twice. The matrix's gradient is summed
-over chunks, and over rounds that are read out, in float32.
+stream and by the matrix at once and keeps those, and no logits. The matrix's gradient is summed over chunks, and over
+rounds that are read out, in float32.
 
-DeepSpeed's chunked cross-entropy works on whole logits, which this never has.
+DeepSpeed has losses in chunks as well: `runtime/chunked_cross_entropy.py` for logits that exist whole, and
+`sequence/linear_cross_entropy.py` from the stream, which computes logits again in the backward pass and has no z term.
 
 Shape suffixes: N tokens, D d_model, V vocabulary.
 """
@@ -77,7 +78,9 @@ class _ChunkedLoss(torch.autograd.Function):
         sum_VD = torch.zeros_like(weight_VD, dtype=targets.dtype) if ctx.needs_input_grad[2] else None
         cross_entropy, z = (torch.zeros((), dtype=targets.dtype, device=x_ND.device) for _ in range(2))
         chunk = max(1, CHUNK_ELEMENTS // len(weight_VD))
+        logits_NV = p_NV = grad_NV = grad_low_NV = None
         for start in range(0, len(x_ND), chunk):
+            del logits_NV, p_NV, grad_NV, grad_low_NV  # one chunk's at a time
             part = slice(start, start + chunk)
             weights_N1 = (kept_N[part] * share).unsqueeze(-1)
             ids_N1 = targets_N[part].clamp(min=0).unsqueeze(-1)
@@ -107,7 +110,8 @@ class _ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
         grad_x_ND, sum_VD = ctx.saved_tensors
-        grad_x_ND = None if grad_x_ND is None else grad_x_ND * gradient.to(grad_x_ND.dtype)
+        if grad_x_ND is not None:  # the factor in its own precision: bf16 would make it wrong by up to 0.4 %
+            grad_x_ND = (grad_x_ND.to(gradient.dtype) * gradient).to(grad_x_ND.dtype)
         if sum_VD is None:
             return grad_x_ND, None, None, None, None
         VisitSum.of(ctx.number).add_scaled(sum_VD, gradient)

@@ -130,7 +130,9 @@ class DeepLoopModel(nn.Module):
 
         Raises ModelConfigError for arguments that do not go together.
         """
-        for_training = (targets_BT, num_rounds, documents_BT, backprop_rounds, None if round_loss == "last" else 1)
+        for_training = (
+            targets_BT, num_rounds, documents_BT, backprop_rounds, None if round_loss == "last" else 1, z_loss or None
+        )  # fmt: skip
         if cache is not None and any(argument is not None for argument in for_training):
             raise ModelConfigError(
                 "cache: has its own num_rounds, and goes with tokens, new_tokens and early_exit only"

@@ -5,12 +5,14 @@
 | none      | every activation of every visit                        | nothing                                       |
 | selective | outputs of matrix products and of attention            | norms, activations, rotations, casts          |
 | block     | the stream before each block of each round             | one block at a time                           |
-| round     | each round's change of the stream, in 16 bits          | one round at a time                           |
+| round     | each round's change of the stream, in 16 bits (*)      | one round at a time                           |
 | segment:n | state and rest before each group of n rounds, float32  | n rounds at a time                            |
 | nested    | as round                                               | one round, then each of its blocks once more  |
 
-Prelude and coda count as a round each, whose input is kept whole. `+offload` after a policy moves what it keeps to
-the host's memory until it is needed. How a round's state is kept: `deeploop_model.round_states`.
+(*) Whole states with float32 weights, or for a single round.
+
+Prelude and coda count as a round each, whose input is kept whole. `+offload` after a policy, but selective, moves what
+it keeps to the host's memory until it is needed. How a round's state is kept: `deeploop_model.round_states`.
 
 Only the non-reentrant form exists here: the reentrant one reduces a shared weight's gradient once per visit, which
 ZeRO-2 refuses ("Gradient computed twice for this partition").
@@ -56,6 +58,10 @@ class Recompute:
         if name not in get_args(Kind) or (name == "segment") != bool(colon) or (colon and segment < 1):
             kinds = ", ".join(kind if kind != "segment" else "segment:N" for kind in get_args(Kind))
             raise ModelConfigError(f"recompute: {text!r} is unknown; use one of {kinds}, {OFFLOAD} behind it or not")
+        if name == "selective" and text.endswith(OFFLOAD):
+            raise ModelConfigError(
+                f"recompute: {text!r}: PyTorch keeps selected products itself, on the device; use block"
+            )
         return cls(name, segment or 1, text.endswith(OFFLOAD))  # type: ignore[arg-type]
 
     @property
@@ -103,6 +109,7 @@ def _keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPo
 
 def to_host(tensor: Tensor) -> Tensor:
     """A copy in the host's memory, page-locked where there is a GPU that fetches it."""
+    tensor = tensor.contiguous()  # a copy between other layouts would wait for the device
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
 

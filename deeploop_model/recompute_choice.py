@@ -1,11 +1,12 @@
 """The cheapest recompute policy whose memory fits a budget, from the predictions of `deeploop_model.memory`.
 
-Policies by what they compute again, least first: none nothing, selective what is one pass over memory, block, round
-and segment:n one forward pass, nested nearly two. Of those that compute one forward pass again the smallest is taken.
+Policies by the time that they take, least first (`benchmarks.many_rounds time`): none computes nothing again, selective
+what is one pass over memory, block, round and segment:n one forward pass, nested nearly two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from deeploop_model.config import DeepLoopConfig
@@ -25,24 +26,26 @@ class Choice:
 
 
 def choose_recompute(
-    config: DeepLoopConfig, tokens: int, budget_bytes: float, precision: Precision, num_rounds: int | None = None
+    config: DeepLoopConfig,
+    tokens: int,
+    budget_bytes: float,
+    precision: Precision,
+    num_rounds: int | None = None,
+    without: Collection[str] = (),
 ) -> Choice:
-    """For steps of `tokens` tokens at once. Raises ModelConfigError where nothing fits."""
+    """For steps of `tokens` tokens at once; `without` are policies to leave out. Raises ModelConfigError where nothing
+    fits."""
     rounds = config.num_rounds if num_rounds is None else num_rounds
-
-    def predicted(policy: str) -> int:
-        return step_bytes(config, policy, tokens, precision, rounds)
-
     segments = [f"segment:{n}" for n in range(2, rounds // 2 + 1)]
-    once_again = min(["round", "block", *segments], key=predicted)
-    ordered = ["none", "selective", once_again, "nested"]
-    sizes = {policy: predicted(policy) for policy in ordered}
+    ordered = [p for p in ("none", "selective", "block", "round", *segments, "nested") if p not in without]
+    sizes = {policy: step_bytes(config, policy, tokens, precision, rounds) for policy in ordered}
     for policy in ordered:
         if sizes[policy] <= budget_bytes:
-            others = ", ".join(f"{other} {size / MIB:,.0f}" for other, size in sizes.items() if other != policy)
+            told = [other for other in ordered if other != policy and other not in segments]
             reason = (
                 f"recompute: {policy}, the cheapest that fits {budget_bytes / MIB:,.0f} MiB: predicted "
-                f"{sizes[policy] / MIB:,.0f} MiB for {tokens} tokens and {rounds} rounds (others: {others})"
+                f"{sizes[policy] / MIB:,.0f} MiB for {tokens} tokens and {rounds} rounds "
+                f"(others: {', '.join(f'{other} {sizes[other] / MIB:,.0f}' for other in told)})"
             )
             return Choice(policy, sizes[policy], reason)
     least = min(sizes, key=lambda policy: sizes[policy])

@@ -9,7 +9,7 @@ with f one round, e_1 = 0 and S a power of two of 4 sqrt(D) or more. Keeping d_1
 x_r = x_{r+1} - S d_r. fp16 has no digits below 2^-24, so all terms are multiples of S 2^-24, of which float32 adds and
 subtracts any below S exactly: a recomputed round starts bit by bit from what it started from. A stream of unit RMS
 stays below S; without norms after the visits single elements may grow past it, and come back with an error of float32's
-last digit.
+last digit for each round walked back.
 
 Why the change and not the state: a DeepLoop round changes the stream by a part of about 1/(2R), less than a 16-bit
 number of the stream's size can show. Error of the distance travelled through all rounds, bf16 weights at
@@ -84,9 +84,20 @@ class RoundStates:
         else:
             self.now = y_BTD.detach()
         if keep:
-            self._kept.append(to_host(kept) if self._offload else kept)
+            self._kept.append(self.stored(kept))
             self._place += 1
         return y_BTD
+
+    def going_on(self, now_BTD: Tensor, left_over_BTD: Tensor | None) -> RoundStates:
+        """Others of the same kind from a state on; they keep nothing of their own."""
+        others = RoundStates(now_BTD.to(self.now.device, non_blocking=True), rounded=self.rounded)
+        if left_over_BTD is not None:
+            others.left_over = left_over_BTD.to(self.now.device, non_blocking=True)
+        return others
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """A tensor of these states where it is kept."""
+        return to_host(tensor) if self._offload else tensor
 
     def end(self) -> None:
         """No round follows: what the last rounding left over is not needed."""
@@ -101,11 +112,11 @@ class RoundStates:
         if not self.rounded:
             return self._fetched(place) if place < self.num_kept else self.now
         while self._place > place:
-            self._place -= 1
-            self.now = torch.sub(self.now, self._fetched(self._place), alpha=self._scale)
+            now = torch.sub(self.now, self._fetched(self._place - 1), alpha=self._scale)
+            self.now, self._place = now, self._place - 1
         while self._place < place:
-            self.now = torch.add(self.now, self._fetched(self._place), alpha=self._scale)
-            self._place += 1
+            now = torch.add(self.now, self._fetched(self._place), alpha=self._scale)
+            self.now, self._place = now, self._place + 1
         return self.now
 
     def _fetched(self, place: int) -> Tensor:
@@ -124,16 +135,19 @@ def recomputed_rounds(
         place = states.num_kept
         y_BTD = recomputed(lambda x_BTD: step(group[0], with_gradient_of(x_BTD, states.before(place))))(stand_in_BTD)
         return [states.advance(y_BTD, keep=True)]
-    start_BTD, left_over_BTD = states.now, states.left_over
+    start_BTD = states.stored(states.now)
+    left_over_BTD = None if states.left_over is None else states.stored(states.left_over)
+    again = False
 
     def run(x_BTD: Tensor) -> tuple[Tensor, ...]:
-        own, streams = RoundStates(start_BTD, rounded=states.rounded), []
-        own.left_over = left_over_BTD
-        x_BTD = with_gradient_of(x_BTD, start_BTD)
+        nonlocal again
+        own = states.going_on(*((start_BTD, left_over_BTD) if again else (states.now, states.left_over)))
+        x_BTD, streams = with_gradient_of(x_BTD, own.now), []
         for r in group:
             x_BTD = own.advance(step(r, x_BTD), keep=False)
             streams.append(x_BTD)
-        states.now, states.left_over = own.now, own.left_over
+        if not again:
+            states.now, states.left_over, again = own.now, own.left_over, True
         return tuple(streams)
 
     return list(recomputed(run)(stand_in_BTD))

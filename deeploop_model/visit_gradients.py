@@ -11,7 +11,8 @@ The scalar makes autograd count the visits: it runs Entry's backward after the l
 recomputation, truncated back-propagation or several losses. So the weight's gradient hook, in which ZeRO reduces, runs
 once per backward pass. One float32 buffer per weight is alive, from the first visit's backward to the handing over.
 
-The sum belongs to a forward pass: passes that overlap, or a backward pass that fails, cannot mix. Back-propagation
+The sum belongs to a forward pass: passes that overlap cannot mix, nor can a backward pass that fails with a later
+pass; its own graph is of no use after that. Back-propagation
 must reach the weights themselves: `torch.autograd.grad` for inputs only would leave gradients in the sum.
 
 float32 and float64 weights take the same way and are summed in their own precision.
@@ -89,8 +90,12 @@ class VisitSum:
 
     def add_scaled(self, gradient: Tensor, factor: Tensor) -> None:
         """Adds a gradient in the sum's precision times a scalar."""
-        scaled = gradient * factor
-        self._buffer = scaled if self._buffer is None else scaled.add_(self._buffer)
+        if self._buffer is None:
+            self._buffer = gradient * factor
+        elif self._own:
+            self._buffer.addcmul_(gradient, factor)
+        else:
+            self._buffer = torch.addcmul(self._buffer.to(gradient.dtype), gradient, factor)
         self._own = True
 
     def take(self) -> Tensor | None:

@@ -40,7 +40,7 @@ from pretrain.monitoring import Monitoring
 from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
-from pretrain.ranks import Ranks, patient_group, process_group, together
+from pretrain.ranks import Ranks, end_process, patient_group, process_group, together
 from pretrain.recompute import chosen_recompute
 from pretrain.report import close_log
 from pretrain.rounds import rounds_of_step
@@ -267,4 +267,4 @@ def sample(engine: Engine, tokenizer: Tokenizer, data: RunData, config: RunConfi
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main)

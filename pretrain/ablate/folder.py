@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,7 +122,3 @@ def _differences(there: Any, here: Any, path: tuple[str, ...]) -> Iterator[tuple
                 yield from _differences(there[key], here[key], (*path, key))
     elif there != here:
         yield ".".join(path), there, here
-
-
-def finite(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss)

@@ -42,9 +42,6 @@ from pretrain.text_file import read_text
 Assignment = dict[str, Any]
 """Values by axis, under the axis' own name."""
 
-TRAINED_CONTROLS: tuple[Control, ...] = ("equal_flops_more_tokens", "equal_flops_unshared")
-"""Those that are runs of their own; equal_parameters is the grid's setting of one round."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -56,6 +53,7 @@ class Setting:
     rounds: int
     """R; of a control, that of the looped model that it goes with."""
     control: Control | None
+    """None for the control of equal parameters as well: it is the grid's setting of one round."""
     further: tuple[tuple[str, str], ...]
     """Values of the grid's other axes, by key, as text."""
 

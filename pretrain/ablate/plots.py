@@ -16,7 +16,7 @@ from pretrain.ablate.study import Study
 from pretrain.ablate.table import ROW_LABELS
 
 X_LABELS = {"rounds": "R, rounds", "p": "p, exponent of the residual rule"}
-LINE_STYLES = {None: "-", "equal_parameters": "-", "equal_flops_more_tokens": "--", "equal_flops_unshared": ":"}
+LINE_STYLES = {None: "-", "equal_flops_more_tokens": "--", "equal_flops_unshared": ":"}
 MARKERS = "osDv^P*<>h"
 
 
@@ -52,7 +52,7 @@ def _axes(of_grid: Sequence[Cell]) -> dict[str, Value]:
 
 
 def _against(axes: Axes, axis: str, value_of: Value, of_grid: Sequence[Cell]) -> None:
-    """Mean and standard deviation over seeds; a cross where seeds diverged, at the top if none is left."""
+    """Mean and standard deviation over seeds; a cross, at the threshold, where seeds diverged."""
     threshold = min(result.threshold for cell in of_grid for result in cell.results)
     series: dict[str, list[tuple[float, Cell]]] = {}
     for cell in of_grid:

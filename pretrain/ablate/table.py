@@ -12,7 +12,6 @@ from pretrain.ablate.results import Cell, Result, cells
 from pretrain.ablate.study import Control, Study
 
 ROW_LABELS: dict[Control, str] = {
-    "equal_parameters": "unlooped, equal stored parameters",
     "equal_flops_more_tokens": "unlooped, equal FLOPs by more tokens",
     "equal_flops_unshared": "unlooped, equal FLOPs by K*R blocks of their own weights",
 }
@@ -33,6 +32,7 @@ def markdown(study: Study, results: Sequence[Result]) -> str:
         "# Validation loss by residual rule and rounds",
         "",
         "In nats per token after the last step: mean ± standard deviation over the seeds that did not diverge.",
+        "R = 1 is the unlooped model of equal stored parameters.",
         divergence_rule(study, results),
         f"{done} of {len(states)} runs are finished.",
     ]

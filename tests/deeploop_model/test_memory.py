@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.allocation import Allocated, allocated
 from deeploop_model import DeepLoopConfig, DeepLoopModel
 from deeploop_model.memory import Precision, activation_bytes, kv_cache_bytes
 from deeploop_model.recompute import POLICIES
-from tests.support.allocation import Allocated, allocated
 
 BATCH, LENGTH = 2, 64
 # Wide enough that vectors (norm statistics, rotary tables) are small beside matrices.

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from benchmarks.allocation import allocated
 from deeploop_model import DeepLoopConfig, DeepLoopModel
 from deeploop_model.recompute import POLICIES
 from deeploop_model.visit_gradients import VisitPass
-from tests.support.allocation import allocated
 
 SMALL: dict[str, Any] = {"num_blocks": 2, "num_rounds": 3, "d_model": 16, "num_heads": 2, "vocab_size": 37}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -143,6 +144,23 @@ def test_a_new_part_is_trained_on_the_frozen_weights_of_an_earlier_run(
     states = optimizer_tensors(find_checkpoint(tmp_path / "out"))
     kept = sum(tensor.numel() for name, tensor in states.items() if "/master/" in name or "/exp_avg/" in name)
     assert 2 * coda <= kept <= 2 * coda + 32  # masters and first moments; groups are padded to the ranks
+
+
+def test_damaged_files_are_named_and_not_used(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(trained, out)
+    folder = find_checkpoint(out)
+    for file in sorted(folder.iterdir()):
+        whole = file.read_bytes()
+        middle = len(whole) // 2
+        file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        with pytest.raises(CheckpointError, match=rf"{file.name}: (is damaged: .*; give the path|cannot)"):
+            load_model(folder)
+        file.write_bytes(whole)
+    load_model(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(
