@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -103,6 +104,12 @@ def test_loop_health_of_every_block_and_round(events: EventAccumulator, run: tup
                 assert (points(events, tag) if tag in events.Tags()["scalars"] else None) == (
                     expected if r + 1 >= first else None
                 )
+        means = [np.mean(metrics.loops[step][name][2]) for step in (2, 4, 6)]
+        over_blocks = [value for _, value in points(events, f"loop_{name}/all/round03")]
+        if name == "attention_logit":
+            assert over_blocks == pytest.approx([max(metrics.loops[step][name][2]) for step in (2, 4, 6)], rel=1e-5)
+        else:
+            assert over_blocks == pytest.approx(means, rel=1e-5)
     for name in PER_ROUND:
         assert [step for step, _ in points(events, f"loop_{name}/round03")] == [2, 4, 6]
     last, validation = points(events, "loop_loss/round03"), points(events, "validation/loss")
@@ -124,13 +131,13 @@ def test_pictures_texts_hyperparameters_and_layout_are_in_their_tabs(events: Eve
     assert session.hparams["model.num_rounds"].number_value == 3
     assert session.hparams["N"].number_value == 6
     charts = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert [category.title for category in charts.category] == list(layout(2, 3))
+    assert [category.title for category in charts.category] == list(layout())
 
 
 def test_every_chart_of_the_layout_finds_points(events: EventAccumulator) -> None:
     """Patterns are matched from the start of a tag, as TensorBoard does."""
     tags = events.Tags()["scalars"]
-    for charts in layout(2, 3).values():
+    for charts in layout().values():
         for title, (_, patterns) in charts.items():
             for pattern in patterns:
                 assert any(re.match(pattern, tag) for tag in tags), f"{title}: {pattern}"
