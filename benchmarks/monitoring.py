@@ -4,7 +4,8 @@
         data.path=data/mine
 
 One process, or ranks under a launcher, train on the run's own data; plain steps and measured ones take turns, so that a
-machine that slows down slows all of them. Writes go to a temporary folder.
+machine that slows down slows all of them. On a CPU, what counts is the processor time of this process, which others on
+the machine change little. Writes go to a temporary folder.
 """
 
 from __future__ import annotations
@@ -99,22 +100,22 @@ def measure(config: RunConfig, ds_config: dict[str, object], ranks: Ranks, repea
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Seconds; on a CPU those of the processor."""
+    if device.type != "cuda":
+        begun = time.process_time()
+        work()
+        return time.process_time() - begun
+    torch.cuda.synchronize(device)
     begun = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter() - begun
 
 
 def report(config: RunConfig, seconds: dict[str, list[float]]) -> None:
-    fastest = {kind: min(values) for kind, values in seconds.items()}  # whatever else the machine does adds time
-    plain, monitor = fastest["plain"], config.monitor
-    print(
-        f"a step takes {plain:.3f} s, the fastest of {len(seconds['plain'])} (median "
-        f"{statistics.median(seconds['plain']):.3f} s); kinds of measurement, in steps:"
-    )
+    medians = {kind: statistics.median(values) for kind, values in seconds.items()}
+    plain, monitor = medians["plain"], config.monitor
+    print(f"a step takes {plain:.3f} s, median of {len(seconds['plain'])}; kinds of measurement, in steps:")
     total = 0.0
     for kind, name, every, beside in (
         ("timed", "times of a step's parts", 1, False),
@@ -123,7 +124,7 @@ def report(config: RunConfig, seconds: dict[str, list[float]]) -> None:
         ("detail", "gradient norms, collectives", monitor.detail_every, False),
         ("loop", "loop health, with pictures", monitor.loop_health_every, True),
     ):
-        cost = fastest[kind] / plain - (0.0 if beside else 1.0)
+        cost = medians[kind] / plain - (0.0 if beside else 1.0)
         share = cost / every if every else 0.0
         total += share
         when = f"every {every} steps: {share:7.2%}" if every else "off"

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -27,7 +28,7 @@ from pretrain.report import main as report_main
 from pretrain.run_metrics import read_metrics
 from tests.support.datasets import write_text_dataset
 from tests.support.ranks import RankResult, run_ranks
-from tests.support.runs import CONTEXT, run_main, small_tree, write_tree
+from tests.support.runs import CONTEXT, CPU_CONFIG, metrics, run_main, small_tree, write_tree
 
 STEPS, PEAK_TFLOPS, LIMIT = 6, 0.01, 10.0
 
@@ -45,14 +46,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankResult]:
         "collapse_entropy": LIMIT,
     }  # fmt: skip
     config = write_tree(folder / "run.yaml", tree)
-    run_ranks(2, asked_to_stop, config, folder=folder)
-    results = run_ranks(2, run_main, config, folder=folder)
+    with_csv = json.loads(CPU_CONFIG.read_text())
+    with_csv["csv_monitor"] = {"enabled": True, "output_path": str(folder / "csv"), "job_name": "run"}
+    (folder / "ds.json").write_text(json.dumps(with_csv))
+    run_ranks(2, asked_to_stop, config, folder / "ds.json", folder=folder)
+    results = run_ranks(2, run_with, config, folder / "ds.json", folder=folder)
     assert [result.value for result in results] == [0, 0]
     assert not [line for line in results[1].stdout.splitlines() if line.startswith(("step", "done"))]
     return folder / "out", results[0]
 
 
-def asked_to_stop(config: Path) -> int:
+def run_with(config: Path, ds_config: Path) -> int:
+    return run_main(config, ds_config=ds_config)
+
+
+def asked_to_stop(config: Path, ds_config: Path) -> int:
     """A signal comes in step 4."""
     done = 0
 
@@ -64,7 +72,7 @@ def asked_to_stop(config: Path) -> int:
         return train_step(*args)
 
     with patch.object(run_module, "train_step", asking_step):
-        return run_main(config)
+        return run_main(config, ds_config=ds_config)
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +197,27 @@ def test_restarts_and_collapse_warnings_are_counted_logged_and_printed(
     (warning,) = [line for line in result.stdout.splitlines() if "collapse:" in line]
     assert warning.startswith("step 6/6  collapse: attention looks at one token: attention_entropy ")
     assert warning.endswith(f"is under monitor.collapse_entropy {LIMIT:g} (6 of 6 places are)")
+
+
+def test_measuring_changes_no_bit_of_training(run: tuple[Path, RankResult], tmp_path: Path) -> None:
+    """A run at once and without measurements has the losses and norms of the measured, stopped and resumed one."""
+    tree = yaml.safe_load((run[0].parent / "run.yaml").read_text())
+    tree["out"] = str(tmp_path / "out")
+    tree["monitor"] = {"log_every": 1, "loop_health_every": 0, "detail_every": 0, "sample_tokens": 0}
+    run_ranks(2, run_main, write_tree(tmp_path / "run.yaml", tree), folder=tmp_path)
+    plain = metrics(tmp_path / "out")
+    assert len(plain) == STEPS + 3
+    assert plain == [line for line in metrics(run[0]) if "loss" in line or "val_loss" in line]
+
+
+def test_other_services_of_deepspeed_get_the_same_points(
+    events: EventAccumulator, run: tuple[Path, RankResult]
+) -> None:
+    folder = run[0].parent / "csv/run"
+    for tag in ("train/loss", "validation/bits_per_byte", "loop_state_norm/block01/round03", "time/communication"):
+        lines = [line.split(",") for line in (folder / f"{tag.replace('/', '_')}.csv").read_text().split()]
+        found = [(int(step), pytest.approx(float(value), rel=1e-5)) for step, value in lines if step.isdigit()]
+        assert points(events, tag) == found
 
 
 def test_end_is_told_in_a_line_and_a_page(run: tuple[Path, RankResult], capsys: pytest.CaptureFixture[str]) -> None:
