@@ -186,6 +186,7 @@ def train(
             feed.close()
             return leave(step, stop, log)
 
+    stop.obeyed()  # a request of the last moment is not one to the next run
     feed.close()
     if tokenizer:
         text = sample(engine, tokenizer, data, config, ranks)
