@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,6 +23,7 @@ from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig, WeightedDataset
 from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
+from pretrain.recompute import chosen_recompute
 from pretrain.rounds import (
     PoissonLognormalRounds,
     RoundsStage,
@@ -63,12 +64,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def check_config(tree: dict[str, Any], source: str) -> RunConfig:
     """The RunConfig of a tree of plain values. `source` names its origin in messages."""
     tree = _expand_preset(tree, source)
-    _refuse_infinite(tree, (), source)
+    refuse_infinite(tree, (), source)
     try:
         # As JSON: there a strict reader still takes an object for a dataclass and an array for a tuple.
         config = TypeAdapter(RunConfig).validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_first_fault(error, tree)}") from None
+        raise ConfigError(f"{source}: {first_fault(error, tree, _known_keys)}") from None
     try:
         check_schedule(config.train.steps, config.schedule)
         check_rounds(config.train.rounds)
@@ -79,7 +80,12 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
         check_backprop(config.train.backprop_rounds, config.train.rounds, model)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
+    config = _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
+    try:
+        chosen_recompute(config)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return config
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -127,13 +133,13 @@ def _expand_preset(tree: dict[str, Any], source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: model.{error}") from None
 
 
-def _refuse_infinite(node: Any, path: tuple[str, ...], source: str) -> None:
+def refuse_infinite(node: Any, path: tuple[str, ...], source: str) -> None:
     """JSON, in which the tree is checked, has no infinity and no NaN; no key of ours wants one."""
     if isinstance(node, float) and not math.isfinite(node):
         raise ConfigError(f"{source}: {'.'.join(path)}: {node} must be a finite number")
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in items:
-        _refuse_infinite(child, (*path, str(key)), source)
+        refuse_infinite(child, (*path, str(key)), source)
 
 
 def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) -> RunConfig:
@@ -155,8 +161,15 @@ def _check_against_data(config: RunConfig, *, vocab_given: bool, source: str) ->
     return config
 
 
-def _first_fault(error: ValidationError, tree: dict[str, Any]) -> str:
-    """One line for the first fault; the alternatives of a union are put together."""
+def first_fault(
+    error: ValidationError,
+    tree: dict[str, Any],
+    known_keys: Callable[[tuple[str, ...], dict[str, Any]], list[str]],
+) -> str:
+    """One line for the first fault of a tree; the alternatives of a union are put together.
+
+    `known_keys` gives the keys that a section, by its path, may have.
+    """
     faults = [(_path(fault, tree), fault) for fault in error.errors(include_url=False)]
     # A misspelt key is also a missing one: say the misspelling.
     path, first = min(faults, key=lambda fault: fault[1]["type"] not in UNKNOWN_KEY)
@@ -164,7 +177,7 @@ def _first_fault(error: ValidationError, tree: dict[str, Any]) -> str:
     if first["type"] == "missing":
         return f"{dotted}: is required and missing"
     if first["type"] in UNKNOWN_KEY:
-        known = _known_keys(path[:-1], tree)
+        known = known_keys(path[:-1], tree)
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
         return f"{dotted}: unknown key; {hint}"

@@ -45,8 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Supervisor(args.command, args.out, policy) as supervisor:
         exit_code = supervisor.run()
     if exit_code is Exit.STOPPED and args.requeue:
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+        requeue()
     return exit_code
+
+
+def requeue() -> None:
+    """Puts this Slurm job, or this task of an array, back into the queue."""
+    subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,12 +86,17 @@ class Policy:
 
 
 class Supervisor:
-    """One run's starts. Takes the process's signals over while it is entered as a context."""
+    """One run's starts. Takes the process's signals over while it is entered as a context.
 
-    def __init__(self, command: Sequence[str], out: Path, policy: Policy) -> None:
+    Args:
+        pass_fds: file descriptors that the command inherits.
+    """
+
+    def __init__(self, command: Sequence[str], out: Path, policy: Policy, pass_fds: Sequence[int] = ()) -> None:
         self._command = list(command)
         self._out = out
         self._policy = policy
+        self._pass_fds = tuple(pass_fds)
         self._asked: str | None = None
         self._handling = handling(self._on_signal)
         self.starts = 0
@@ -97,6 +107,11 @@ class Supervisor:
 
     def __exit__(self, *unused: object) -> None:
         self._handling.__exit__(None, None, None)
+
+    @property
+    def asked(self) -> str | None:
+        """The signal that asked to stop, if one did."""
+        return self._asked
 
     def run(self) -> Exit:
         """Starts the command until the run is done, cannot go on, makes no progress, or is asked to stop."""
@@ -127,7 +142,7 @@ class Supervisor:
         self.starts += 1
         status.forget(self._out)
         # A session of its own: a terminal's Ctrl-C reaches this process only, and what is left can be ended together.
-        process = subprocess.Popen(self._command, start_new_session=True)
+        process = subprocess.Popen(self._command, start_new_session=True, pass_fds=self._pass_fds)
         asked_at: float | None = None
         left_at: float | None = None
         while _alive(process.pid):

@@ -37,9 +37,9 @@ def rounds_of_this_rank(config: Path, *overrides: str) -> list[int]:
     """Runs to the end; the rounds that this rank ran in each step."""
     seen: list[int] = []
 
-    def noting_step(engine: Any, batches: Any, num_rounds: int, train: Any) -> torch.Tensor:
+    def noting_step(engine: Any, batches: Any, num_rounds: int, *rest: Any) -> torch.Tensor:
         seen.append(num_rounds)
-        return train_step(engine, batches, num_rounds, train)
+        return train_step(engine, batches, num_rounds, *rest)
 
     with patch.object(run, "train_step", noting_step):
         assert run_main(config, *overrides) == 0
@@ -57,10 +57,12 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
     assert len(set(expected)) > 2
     for result in run_ranks(2, rounds_of_this_rank, config, folder=tmp_path):
         assert result.value == expected
-    assert [line["rounds"] for line in metrics(tmp_path / "out")] == expected
+    assert [line["rounds"] for line in metrics(tmp_path / "out") if "loss" in line] == expected
     model_config = load_config(config).model
     step_flops = [8 * CONTEXT * train_flops(model_config, r, backprop_rounds=2, round_loss="linear") for r in expected]
-    assert [line["flops"] for line in metrics(tmp_path / "out")] == list(itertools.accumulate(step_flops))
+    assert [line["flops"] for line in metrics(tmp_path / "out") if "loss" in line] == list(
+        itertools.accumulate(step_flops)
+    )
     third = tmp_path / "out/checkpoints/step_00000003"
     for result in run_ranks(2, rounds_of_this_rank, config, "--resume", str(third), folder=tmp_path):
         assert result.value == expected[3:]

@@ -1,0 +1,1 @@
+"""A study: runs that differ in residual rule, rounds, seed or whatever else, and the table of their losses."""
