@@ -121,6 +121,7 @@ def page(name: str, metrics: RunMetrics, config: str) -> str:
         "<h2>Learning and speed</h2>",
         *charts,
         *loop_section(metrics),
+        *visit_section(metrics),
         *event_section(metrics),
         f"<h2>Configuration</h2><pre>{html.escape(config)}</pre>" if config else "",
     ]
@@ -148,6 +149,20 @@ def loop_section(metrics: RunMetrics) -> list[str]:
         "<br>",
         chart("loss if the loop ended after the round", curves),
     ]
+
+
+def visit_section(metrics: RunMetrics) -> list[str]:
+    """Curves of each sub-layer's gradients."""
+    kinds = {
+        "kappa/": "kappa_R: alignment of the visits' gradients",
+        "stability/": "stability number",
+        "grad_norm/": "gradient norm by part",
+    }
+    charts = []
+    for prefix, title in kinds.items():
+        named = {n.removeprefix(prefix): p for n, p in sorted(metrics.points.items()) if n.startswith(prefix)}
+        charts.append(chart(title, named))
+    return ["<h2>Gradients</h2>", *charts] if any(charts) else []
 
 
 def by_step(metrics: RunMetrics, name: str) -> list[tuple[int, Any]]:

@@ -55,6 +55,7 @@ LINES: list[dict[str, Any]] = [
     {"step": 2, "event": "bad_step", "bad_steps": 1, "fault": "loss <spike>", "sample_ids": ["a:1"]},
     {"step": 4, "loss": 3.0, "lr": 1e-3, "tokens_per_second": 200.0},
     {"step": 4, "val_loss": 3.25},
+    {"step": 4, "kappa/blocks.0.attention": 3.5, "stability/blocks.0.attention": 0.05},
     {"step": 4, "loop/loss": [3.5, 3.25], "loop/prediction_kl": ["nan", 0.1],
      **{f"loop/{name}": [[0.5, 1.5], [0.75, 2.5]] for name in ("state_norm", "attention_entropy", "attention_logit")},
      **{f"loop/{name}": [["nan", "nan"], [0.125, 0.25]] for name in ("state_change", "state_cosine")}},
@@ -68,7 +69,7 @@ def test_page_holds_curves_tables_and_events(tmp_path: Path) -> None:
     page = Page(write_report(run).read_text(encoding="utf-8"))
     assert page.open == []
     assert page.links == []  # nothing from elsewhere
-    assert page.counts["svg"] == 5  # loss, learning rate, speed, step time, loss by round
+    assert page.counts["svg"] == 5 + 2  # loss, learning rate, speed, step time, loss by round; kappa, stability
     assert page.counts["table"] == 7 + 1
     assert page.texts.count("block 1") == 5
     for text in ("a<b", "# git abc\nout: x<y", "0.125", "bad_steps: 1, fault: loss <spike>", "Loop health at step 4"):
