@@ -190,6 +190,7 @@ def train(
             close_log(log, out, is_main=ranks.is_main)
             return leave(step, stop, log)
 
+    stop.obeyed()  # a request of the last moment is not one to the next run
     feed.close()
     if tokenizer:
         text = sample(engine, tokenizer, data, config, ranks)
