@@ -28,9 +28,7 @@ REPORT_FILE = "report.html"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 24px auto; padding: 0 16px }
 h1 { font-size: 24px } h2 { font-size: 18px; margin-top: 32px; border-bottom: 1px solid #ddd }
-svg { margin: 6px 8px 6px 0; background: #fff } svg text { font: 11px system-ui, sans-serif; fill: #555 }
-svg text.title { font-size: 13px; font-weight: 600; fill: #222 } svg text.name { font-weight: 600 }
-svg polyline { fill: none; stroke-width: 1.6 } svg .grid { stroke: #eee }
+svg { margin: 6px 8px 6px 0 }
 table { border-collapse: collapse; margin: 6px 24px 16px 0; display: inline-table; vertical-align: top }
 caption { text-align: left; font-weight: 600; font-size: 13px; padding: 4px 0 }
 td, th { padding: 3px 9px; text-align: right; font-size: 13px } th { font-weight: 400; color: #666 }
