@@ -174,7 +174,7 @@ class MonitorConfig:
     none. A measured step takes a norm of each matrix and round longer."""
     loop_health_every: CountOrZero = 100
     """Steps between measurements of states, predictions and attention by round, see `deeploop_model.loop_health`; 0 for
-    none. One costs about two forward passes over `loop_health_sequences` sequences."""
+    none. `docs/monitoring.md` says what one costs: a part of a step."""
     loop_health_sequences: Count = 2
     """Sequences that each rank measures, the same ones every time."""
     collapse_entropy: Annotated[float, Ge(0)] = 0.05
