@@ -4,13 +4,16 @@
         data.path=data/mine
 
 One process, or ranks under a launcher, train on the run's own data; plain steps and measured ones take turns, so that a
-machine that slows down slows all of them. Writes go to a temporary folder.
+machine that slows down slows all of them. On a CPU, what counts is the processor time of this process, which others on
+the machine change little. Writes go to a temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import statistics
 import tempfile
 import time
@@ -28,6 +31,7 @@ from pretrain.engine import build_engine, train_step
 from pretrain.monitoring import Monitoring
 from pretrain.progress import Progress
 from pretrain.ranks import Ranks, process_group
+from pretrain.recompute import chosen_recompute
 from pretrain.run_data import open_data
 from pretrain.run_log import RunLog
 
@@ -45,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ranks = Ranks.from_environment()
     with tempfile.TemporaryDirectory() as folder, process_group(ranks):
         config = load_config(args.config, [*args.overrides, f"out={folder}"])
-        costs = measure(config, load_ds_config(args.ds_config, config, ranks.world_size), ranks, args.repeats)
+        with contextlib.redirect_stdout(io.StringIO()):  # the log's lines
+            costs = measure(config, load_ds_config(args.ds_config, config, ranks.world_size), ranks, args.repeats)
     if ranks.is_main:
         report(config, costs)
 
@@ -53,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(config: RunConfig, ds_config: dict[str, object], ranks: Ranks, repeats: int) -> dict[str, list[float]]:
     """Seconds by kind: a plain step; a step with one measurement; what comes beside steps."""
     data = open_data(config)
-    engine = build_engine(DeepLoopModel(config.model, recompute=config.train.recompute), config, ds_config)
+    engine = build_engine(DeepLoopModel(config.model, recompute=chosen_recompute(config)[0]), config, ds_config)
     log = RunLog(Path(config.out), engine.monitor, first_step=0, steps=EVERY, tokens_per_step=1, is_main=ranks.is_main)
     intervals = dataclasses.replace(config.monitor, kappa_every=3, detail_every=5, log_every=EVERY)
     monitoring = Monitoring(engine, dataclasses.replace(config, monitor=intervals), data, ranks, log, 0)
@@ -88,19 +93,24 @@ def measure(config: RunConfig, ds_config: dict[str, object], ranks: Ranks, repea
             seconds[kind].append(timed(work, ranks.device))
             if repeat == 0:
                 seconds[kind].clear()  # first uses
-        seconds["plain"] += [timed(kinds["plain"], ranks.device) for _ in range(2)]
+        for _ in range(3):  # their difference is small
+            for kind in ("plain", "timed"):
+                seconds[kind].append(timed(kinds[kind], ranks.device))
     feed.close()
     log.close()
     return seconds
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Seconds; on a CPU those of the processor."""
+    if device.type != "cuda":
+        begun = time.process_time()
+        work()
+        return time.process_time() - begun
+    torch.cuda.synchronize(device)
     begun = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter() - begun
 
 

@@ -5,7 +5,6 @@ Scalars go through DeepSpeed's monitor (`pretrain.run_log`), which knows other s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.tensorboard.summary import hparams
@@ -13,14 +12,17 @@ from torch.utils.tensorboard.summary import hparams
 from deeploop_model.loop_health import PER_BLOCK, PER_ROUND, LoopHealth
 from pretrain.config import RunConfig
 from pretrain.heat_map import heat_map
+from pretrain.run_log import OVER_BLOCKS
 
 Writer = Any  # torch.utils.tensorboard.SummaryWriter carries no types
 Layout = dict[str, dict[str, list[Any]]]
 
 PICTURES_APART = 1.1
 """A picture of the loop follows once there are this many times the steps of the one before: 73 from 100 to 100,000."""
-MOST_LINES = 8
-"""Of one colour in a chart: TensorBoard tells the lines of a run apart by markers only."""
+SHOWN_ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SHOWN_BLOCKS = (0, 1, 3, 5, 11, 23, 47)
+"""Lines of a chart, as far as a run has them. TensorBoard tells the lines of one run apart by markers only, so they
+must be few; and it adds the layouts of all runs up, so they must not depend on the run."""
 TITLES = {
     "state_norm": "root mean square of the states",
     "state_change": "relative change of states from the round before",
@@ -45,7 +47,7 @@ class Dashboard:
         self._pictured = 0
         if writer is None:
             return
-        writer.add_custom_scalars(layout(config.model.num_blocks, config.model.num_rounds))
+        writer.add_custom_scalars(layout())
         writer.add_text("configuration", as_code(shown))
         shown_with = {"validation/loss": 0.0, "train/loss": 0.0}  # tags: their values are the run's own points
         for summary in hparams(hyperparameters(config), shown_with):  # type: ignore[no-untyped-call]
@@ -66,14 +68,12 @@ class Dashboard:
             self._writer.flush()
 
 
-def layout(num_blocks: int, num_rounds: int) -> Layout:
-    """Charts by category, as patterns over tags: a line per round of the last block, pictures show the others; a line
-    per block. Where they are many, some stand for all."""
-    rounds = "round(" + "|".join(f"{r + 1:02d}" for r in some_of(num_rounds)) + ")$"
-    few = "(" + "|".join(str(k) for k in some_of(num_blocks)) + ")"
-    last = f"block{num_blocks - 1:02d}"
+def layout() -> Layout:
+    """Charts by category, as patterns over tags."""
+    rounds = "round(" + "|".join(f"{r:02d}" for r in SHOWN_ROUNDS) + ")$"
+    blocks = "(" + "|".join(str(k) for k in SHOWN_BLOCKS) + ")"
     loop = {TITLES[name]: lines(f"loop_{name}/{rounds}") for name in PER_ROUND}
-    loop |= {f"{TITLES[name]}, last block": lines(f"loop_{name}/{last}/{rounds}") for name in PER_BLOCK}
+    loop |= {f"{TITLES[name]}, {OVER_BLOCKS[name]}": lines(f"loop_{name}/all/{rounds}") for name in PER_BLOCK}
     return {
         "1 learning": {
             "loss, nats per token": lines("train/loss$", "validation/loss$"),
@@ -84,14 +84,14 @@ def layout(num_blocks: int, num_rounds: int) -> Layout:
         },
         "2 loop health": loop,
         "3 visits' gradients": {
-            "kappa_R, attention": lines(f"visits/kappa/blocks.{few}.attention$"),
-            "kappa_R, feed-forward": lines(f"visits/kappa/blocks.{few}.feed_forward$"),
-            "stability number, attention": lines(f"visits/stability/blocks.{few}.attention$"),
-            "stability number, feed-forward": lines(f"visits/stability/blocks.{few}.feed_forward$"),
+            "kappa_R, attention": lines(f"visits/kappa/blocks.{blocks}.attention$"),
+            "kappa_R, feed-forward": lines(f"visits/kappa/blocks.{blocks}.feed_forward$"),
+            "stability number, attention": lines(f"visits/stability/blocks.{blocks}.attention$"),
+            "stability number, feed-forward": lines(f"visits/stability/blocks.{blocks}.feed_forward$"),
         },
         "4 gradient norms": {
-            "attention": lines(f"grad_norm/blocks.{few}.attention$"),
-            "feed-forward": lines(f"grad_norm/blocks.{few}.feed_forward$"),
+            "attention": lines(f"grad_norm/blocks.{blocks}.attention$"),
+            "feed-forward": lines(f"grad_norm/blocks.{blocks}.feed_forward$"),
             "outside of the loop": lines("grad_norm/(?!blocks)"),
         },
         "5 speed": {
@@ -105,27 +105,26 @@ def layout(num_blocks: int, num_rounds: int) -> Layout:
     }
 
 
-def some_of(count: int) -> list[int]:
-    """At most MOST_LINES of the numbers from 0, the first and the last one among them."""
-    if count <= MOST_LINES:
-        return list(range(count))
-    return [round(place * (count - 1) / (MOST_LINES - 1)) for place in range(MOST_LINES)]
-
-
 def lines(*patterns: str) -> list[Any]:
     return ["Multiline", list(patterns)]
 
 
 def hyperparameters(config: RunConfig) -> dict[str, bool | int | float | str]:
-    """The values that runs are compared by, by their dotted keys."""
+    """The values that runs are compared by, by their dotted keys; and K, N, R, alpha, beta, which sort to the front:
+    the tab shows five columns at first."""
     found: dict[str, bool | int | float | str] = {}
     for section in ("model", "train", "optimizer", "schedule"):
         for key, value in vars(getattr(config, section)).items():
             if value is not None and value != ():
                 found[f"{section}.{key}"] = value if isinstance(value, bool | int | float | str) else str(value)
-    rule = config.model.rule
-    depth: Mapping[str, int | float] = {"N": config.model.unrolled_depth, "alpha": rule.alpha, "beta": rule.beta}
-    return found | dict(depth)
+    model, rule = config.model, config.model.rule
+    return found | {
+        "K": model.num_blocks,
+        "N": model.unrolled_depth,
+        "R": model.num_rounds,
+        "alpha": rule.alpha,
+        "beta": rule.beta,
+    }
 
 
 def as_code(text: str) -> str:

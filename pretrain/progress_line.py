@@ -10,18 +10,22 @@ from typing import Any, TextIO
 from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
 from tqdm.contrib.logging import logging_redirect_tqdm
+from tqdm.utils import ObjectWrapper
 
+ERASE = "\x1b[K"
+"""Tells a terminal to clear the rest of the line."""
 FORMAT = "{desc} |{bar:20}| {percentage:3.0f} %"
 
 
 class ProgressLine:
     """Draws on standard output where that is a terminal, and does nothing but print lines where it is none.
 
-    While it is drawn, what this process prints, warns or logs goes above it. A terminal that is gone stops nothing.
+    What this process prints, warns or logs goes above the line. So it does in the run's other processes, which have the
+    same terminal and an object of this class that draws nothing. A terminal that is gone stops nothing.
 
     Args:
         steps: of the whole run.
-        wanted: whether this process shows anything at all.
+        wanted: whether this process draws and says anything.
     """
 
     def __init__(self, first_step: int, steps: int, *, wanted: bool) -> None:
@@ -29,14 +33,19 @@ class ProgressLine:
         self._bar: tqdm[Any] | None = None
         self._redirected = contextlib.ExitStack()
         terminal: TextIO = sys.stdout
-        if wanted and terminal.isatty():
-            self._bar = tqdm(initial=first_step, total=steps, file=terminal, dynamic_ncols=True, bar_format=FORMAT)
+        if not terminal.isatty():
+            return
+        above: Any = DummyTqdmFile(terminal) if wanted else _OverTheLine(terminal)
+        if wanted:
+            self._bar = tqdm(
+                initial=first_step, total=steps, file=terminal, dynamic_ncols=True, bar_format=FORMAT,
+                delay=1e-3,  # nothing is drawn before the first step is done
+            )  # fmt: skip
             loggers = [logging.getLogger(name) for name in ("", "DeepSpeed")]
             self._redirected.enter_context(logging_redirect_tqdm(loggers))
-            above: Any = DummyTqdmFile(terminal)
-            self._redirected.enter_context(contextlib.redirect_stdout(above))
-            self._redirected.enter_context(contextlib.redirect_stderr(above))
             self._terminal = terminal
+        self._redirected.enter_context(contextlib.redirect_stdout(above))
+        self._redirected.enter_context(contextlib.redirect_stderr(above))
 
     @property
     def live(self) -> bool:
@@ -69,4 +78,18 @@ class ProgressLine:
                 self._bar.refresh()
                 self._bar.close()
             self._bar = None
-            self._redirected.close()
+        self._redirected.close()
+
+
+class _OverTheLine(ObjectWrapper):
+    """A terminal on which another process draws a line: whole lines take its place, and it is drawn again below."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        super().__init__(terminal)
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *whole, self._begun = (self._begun + text).split("\n")
+        for line in whole:
+            self._wrapped.write(f"\r{ERASE}{line}\n")
+        return len(text)

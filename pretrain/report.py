@@ -28,9 +28,7 @@ REPORT_FILE = "report.html"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 24px auto; padding: 0 16px }
 h1 { font-size: 24px } h2 { font-size: 18px; margin-top: 32px; border-bottom: 1px solid #ddd }
-svg { margin: 6px 8px 6px 0; background: #fff } svg text { font: 11px system-ui, sans-serif; fill: #555 }
-svg text.title { font-size: 13px; font-weight: 600; fill: #222 } svg text.name { font-weight: 600 }
-svg polyline { fill: none; stroke-width: 1.6 } svg .grid { stroke: #eee }
+svg { margin: 6px 8px 6px 0 }
 table { border-collapse: collapse; margin: 6px 24px 16px 0; display: inline-table; vertical-align: top }
 caption { text-align: left; font-weight: 600; font-size: 13px; padding: 4px 0 }
 td, th { padding: 3px 9px; text-align: right; font-size: 13px } th { font-weight: 400; color: #666 }
@@ -121,6 +119,7 @@ def page(name: str, metrics: RunMetrics, config: str) -> str:
         "<h2>Learning and speed</h2>",
         *charts,
         *loop_section(metrics),
+        *visit_section(metrics),
         *event_section(metrics),
         f"<h2>Configuration</h2><pre>{html.escape(config)}</pre>" if config else "",
     ]
@@ -148,6 +147,20 @@ def loop_section(metrics: RunMetrics) -> list[str]:
         "<br>",
         chart("loss if the loop ended after the round", curves),
     ]
+
+
+def visit_section(metrics: RunMetrics) -> list[str]:
+    """Curves of each sub-layer's gradients."""
+    kinds = {
+        "kappa/": "kappa_R: alignment of the visits' gradients",
+        "stability/": "stability number",
+        "grad_norm/": "gradient norm by part",
+    }
+    charts = []
+    for prefix, title in kinds.items():
+        named = {n.removeprefix(prefix): p for n, p in sorted(metrics.points.items()) if n.startswith(prefix)}
+        charts.append(chart(title, named))
+    return ["<h2>Gradients</h2>", *charts] if any(charts) else []
 
 
 def by_step(metrics: RunMetrics, name: str) -> list[tuple[int, Any]]:

@@ -179,7 +179,8 @@ def train(
         if config.recovery.compare_ranks_every and due(step, config.recovery.compare_ranks_every, last):
             compare_ranks(engine.module, step)
         if agreed.written:
-            saver.conclude()
+            with monitoring.times.beside("checkpoint"):
+                saver.conclude()
         ends = last or agreed.stop
         if ends or (due(step, config.checkpoint.every, last) and not progress.bad_steps.in_a_row):
             with watchdog.other_work("saving"), monitoring.times.beside("checkpoint"):

@@ -17,6 +17,10 @@ from deeploop_model.visit_alignment import Alignment
 from pretrain.loss_units import in_other_units, mixed_bytes_per_token
 from pretrain.progress_line import ProgressLine
 
+OVER_BLOCKS = {
+    **dict.fromkeys(("state_norm", "state_change", "state_cosine", "attention_entropy"), "mean over blocks"),
+    "attention_logit": "largest of all blocks",
+}
 Monitor = Any  # deepspeed.monitor.monitor.MonitorMaster carries no types
 
 
@@ -195,13 +199,15 @@ class RunLog:
 def loop_scalars(health: LoopHealth) -> dict[str, float]:
     """By tag; rounds are counted from 1, blocks from 0 as in names of weights. Rounds without one before are left out.
 
-    Digits are padded so that tags sort as the loop runs.
+    `all` stands for the mean over blocks, or the largest. Digits are padded so that tags sort as the loop runs.
     """
     scalars = {}
     for name, rounds in health.per_block.items():
         for r, blocks in enumerate(rounds, start=1):
             for k, value in enumerate(blocks):
                 scalars[f"loop_{name}/block{k:02d}/round{r:02d}"] = value
+            largest = OVER_BLOCKS[name] == "largest of all blocks"
+            scalars[f"loop_{name}/all/round{r:02d}"] = max(blocks) if largest else sum(blocks) / len(blocks)
     for name, values in health.per_round.items():
         for r, value in enumerate(values, start=1):
             scalars[f"loop_{name}/round{r:02d}"] = value

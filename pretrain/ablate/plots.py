@@ -35,6 +35,7 @@ def write_plots(study: Study, results: Sequence[Result]) -> list[Path]:
     return written
 
 
+Colour = tuple[float, float, float, float]
 Value = Callable[[Cell], float | None]
 
 
@@ -57,11 +58,11 @@ def _against(axes: Axes, axis: str, value_of: Value, of_grid: Sequence[Cell]) ->
     series: dict[str, list[tuple[float, Cell]]] = {}
     for cell in of_grid:
         place = value_of(cell)
-        if place is not None:
+        if place is not None and cell.unfinished < len(cell.results):
             series.setdefault(_label(cell, without=axis), []).append((place, cell))
     for number, (label, points) in enumerate(series.items()):
         points.sort(key=lambda point: point[0])
-        colour = f"C{number % 10}"
+        colour = _colour(number)
         kept = [(place, cell.mean, cell.spread or 0.0) for place, cell in points if cell.mean is not None]
         axes.errorbar(
             [place for place, _, _ in kept],
@@ -87,21 +88,28 @@ def _against(axes: Axes, axis: str, value_of: Value, of_grid: Sequence[Cell]) ->
 
 def _curves(axes: Axes, of_grid: Sequence[Result]) -> None:
     """Validation losses of every run; the seeds of a setting share a colour."""
-    labels: dict[str, str] = {}
+    labels: dict[str, Colour] = {}
     for cell in cells(of_grid):
         label = _label(cell, without=None)
         for result in cell.results:
             points = [(tokens, loss) for tokens, loss in result.curve if math.isfinite(loss)]
+            if not points:
+                continue
             axes.plot(
                 [tokens for tokens, _ in points],
                 [loss for _, loss in points],
                 label=None if label in labels else label,
-                color=labels.setdefault(label, f"C{len(labels) % 10}"),
+                color=labels.setdefault(label, _colour(len(labels))),
                 linestyle=LINE_STYLES[cell.setting.control], linewidth=1.2, marker=".",
             )  # fmt: skip
-            if result.divergence and points:
+            if result.divergence:
                 axes.plot(*points[-1], "x", color=labels[label], markersize=9, markeredgewidth=2)
     axes.set_xlabel("training tokens")
+
+
+def _colour(number: int) -> Colour:
+    """Ten strong colours, then their ten light ones."""
+    return mpl.colormaps["tab20"](2 * number % 20 + number // 10 % 2)
 
 
 def _label(cell: Cell, without: str | None) -> str:

@@ -9,8 +9,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel, ModelConfigError, loop_health
+from deeploop_model.compilation import compiled_block
 from deeploop_model.loop_health import LoopHealth, LoopSums, health_of
 from tests.support.plain_model import Array, Seen, plain_logits
 
@@ -149,6 +151,21 @@ def test_sums_of_parts_are_those_of_the_whole() -> None:
         torch.testing.assert_close(found, expected)
     last = model(TOKENS[:, :-1], targets).last_loss
     assert health_of(whole).per_round["loss"][-1] == pytest.approx(float(last), rel=1e-12)
+
+
+def test_compiled_block_is_measured_as_the_plain_one() -> None:
+    """Without the compiler's back end, which turns no code around: what is traced must be the same block."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    model = model_of({"num_kv_heads": 2})
+    expected = health_of(measured(model, DOCUMENTS))
+    model.block_step = compiled_block(counter)
+    found = health_of(measured(model, DOCUMENTS))
+    assert_equal(found, expected, rel=1e-5)
+    assert counter.frame_count == 1  # watching a pass compiles nothing more than the pass itself
+    with torch.no_grad():
+        model(TOKENS[:, :-1], TOKENS[:, 1:], documents_BT=DOCUMENTS)
+    assert counter.frame_count == 1
 
 
 def test_needs_targets() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
+from pretrain.collective_times import timed_collectives
 from pretrain.config_file import check_config
 from pretrain.data_feed import Batch
 from pretrain.ds_config import load_ds_config
@@ -51,7 +52,10 @@ def norms_under(out: Path, data: Path, names: tuple[str, ...]) -> list[tuple[dic
                 noted.append(gradient_norms(engine))
 
             batches = [Batch(part[:, :-1], part[:, 1:], None) for part in rows]
-            train_step(engine, batches, 2, config.train, before_update=note)
+            with timed_collectives() as collectives:
+                train_step(engine, batches, 2, config.train, before_update=note)
+            assert collectives.count > len(noted[0])  # those of the norms, and the step's own
+            assert collectives.seconds > 0
             (norms,) = noted
             found.append((norms, float(engine.get_global_grad_norm())))
     return found

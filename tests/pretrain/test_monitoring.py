@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -26,7 +28,7 @@ from pretrain.report import main as report_main
 from pretrain.run_metrics import read_metrics
 from tests.support.datasets import write_text_dataset
 from tests.support.ranks import RankResult, run_ranks
-from tests.support.runs import CONTEXT, run_main, small_tree, write_tree
+from tests.support.runs import CONTEXT, CPU_CONFIG, metrics, run_main, small_tree, write_tree
 
 STEPS, PEAK_TFLOPS, LIMIT = 6, 0.01, 10.0
 
@@ -44,14 +46,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankResult]:
         "collapse_entropy": LIMIT,
     }  # fmt: skip
     config = write_tree(folder / "run.yaml", tree)
-    run_ranks(2, asked_to_stop, config, folder=folder)
-    results = run_ranks(2, run_main, config, folder=folder)
+    with_csv = json.loads(CPU_CONFIG.read_text())
+    with_csv["csv_monitor"] = {"enabled": True, "output_path": str(folder / "csv"), "job_name": "run"}
+    (folder / "ds.json").write_text(json.dumps(with_csv))
+    run_ranks(2, asked_to_stop, config, folder / "ds.json", folder=folder)
+    results = run_ranks(2, run_with, config, folder / "ds.json", folder=folder)
     assert [result.value for result in results] == [0, 0]
     assert not [line for line in results[1].stdout.splitlines() if line.startswith(("step", "done"))]
     return folder / "out", results[0]
 
 
-def asked_to_stop(config: Path) -> int:
+def run_with(config: Path, ds_config: Path) -> int:
+    return run_main(config, ds_config=ds_config)
+
+
+def asked_to_stop(config: Path, ds_config: Path) -> int:
     """A signal comes in step 4."""
     done = 0
 
@@ -63,7 +72,7 @@ def asked_to_stop(config: Path) -> int:
         return train_step(*args)
 
     with patch.object(run_module, "train_step", asking_step):
-        return run_main(config)
+        return run_main(config, ds_config=ds_config)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,12 @@ def test_loop_health_of_every_block_and_round(events: EventAccumulator, run: tup
                 assert (points(events, tag) if tag in events.Tags()["scalars"] else None) == (
                     expected if r + 1 >= first else None
                 )
+        means = [np.mean(metrics.loops[step][name][2]) for step in (2, 4, 6)]
+        over_blocks = [value for _, value in points(events, f"loop_{name}/all/round03")]
+        if name == "attention_logit":
+            assert over_blocks == pytest.approx([max(metrics.loops[step][name][2]) for step in (2, 4, 6)], rel=1e-5)
+        else:
+            assert over_blocks == pytest.approx(means, rel=1e-5)
     for name in PER_ROUND:
         assert [step for step, _ in points(events, f"loop_{name}/round03")] == [2, 4, 6]
     last, validation = points(events, "loop_loss/round03"), points(events, "validation/loss")
@@ -124,13 +139,13 @@ def test_pictures_texts_hyperparameters_and_layout_are_in_their_tabs(events: Eve
     assert session.hparams["model.num_rounds"].number_value == 3
     assert session.hparams["N"].number_value == 6
     charts = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert [category.title for category in charts.category] == list(layout(2, 3))
+    assert [category.title for category in charts.category] == list(layout())
 
 
 def test_every_chart_of_the_layout_finds_points(events: EventAccumulator) -> None:
     """Patterns are matched from the start of a tag, as TensorBoard does."""
     tags = events.Tags()["scalars"]
-    for charts in layout(2, 3).values():
+    for charts in layout().values():
         for title, (_, patterns) in charts.items():
             for pattern in patterns:
                 assert any(re.match(pattern, tag) for tag in tags), f"{title}: {pattern}"
@@ -182,6 +197,27 @@ def test_restarts_and_collapse_warnings_are_counted_logged_and_printed(
     (warning,) = [line for line in result.stdout.splitlines() if "collapse:" in line]
     assert warning.startswith("step 6/6  collapse: attention looks at one token: attention_entropy ")
     assert warning.endswith(f"is under monitor.collapse_entropy {LIMIT:g} (6 of 6 places are)")
+
+
+def test_measuring_changes_no_bit_of_training(run: tuple[Path, RankResult], tmp_path: Path) -> None:
+    """A run at once and without measurements has the losses and norms of the measured, stopped and resumed one."""
+    tree = yaml.safe_load((run[0].parent / "run.yaml").read_text())
+    tree["out"] = str(tmp_path / "out")
+    tree["monitor"] = {"log_every": 1, "loop_health_every": 0, "detail_every": 0, "sample_tokens": 0}
+    run_ranks(2, run_main, write_tree(tmp_path / "run.yaml", tree), folder=tmp_path)
+    plain = metrics(tmp_path / "out")
+    assert len(plain) == STEPS + 3
+    assert plain == [line for line in metrics(run[0]) if "loss" in line or "val_loss" in line]
+
+
+def test_other_services_of_deepspeed_get_the_same_points(
+    events: EventAccumulator, run: tuple[Path, RankResult]
+) -> None:
+    folder = run[0].parent / "csv/run"
+    for tag in ("train/loss", "validation/bits_per_byte", "loop_state_norm/block01/round03", "time/communication"):
+        lines = [line.split(",") for line in (folder / f"{tag.replace('/', '_')}.csv").read_text().split()]
+        found = [(int(step), pytest.approx(float(value), rel=1e-5)) for step, value in lines if step.isdigit()]
+        assert points(events, tag) == found
 
 
 def test_end_is_told_in_a_line_and_a_page(run: tuple[Path, RankResult], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,9 @@ from tests.support.runs import CPU_CONFIG, REPOSITORY, small_tree, write_tree
 from tests.support.terminal import run_in_terminal, screen
 
 SCRIPT = """
-import logging, sys, time, warnings
+import logging, subprocess, sys, time, warnings
+OTHER = "import sys, warnings; sys.path.insert(0, {repository!r}); from pretrain.progress_line import ProgressLine; "
+OTHER += "line = ProgressLine(2, 6, wanted=False); line.say('never'); warnings.warn('of another'); print('rank 1')"
 sys.path.insert(0, {repository!r})
 from pretrain.progress_line import ProgressLine
 logger = logging.getLogger("DeepSpeed")
@@ -21,6 +23,8 @@ assert line.live
 for step in (3, 4, 5, 4, 5, 6):
     time.sleep(0.12)
     line.show(step, f"step {{step}}/6  loss {{1 / step:.4f}}")
+    if step == 3:
+        subprocess.run([sys.executable, "-c", OTHER], check=True)
     if step == 4:
         line.say("saved something")
         print("printed")
@@ -41,6 +45,8 @@ def test_everything_else_stands_above_the_line(tmp_path: Path) -> None:
     assert (after, end) == ("after", "")
     assert bar == "step 6/6  loss 0.1667 |████████████████████| 100 %"
     above = [line for line in above if "warnings.warn(" not in line]
+    assert [line.split(": ")[-1] for line in above[:2]] == ["of another", "rank 1"]
+    above = above[2:]
     said = ["saved something", "printed", "warned", "logged", "written"]  # Python tells a warning once
     assert [line.split(": ")[-1] for line in above] == [*said, *(word for word in said if word != "warned")]
     assert "step 5/6  loss 0.2000 |" in written

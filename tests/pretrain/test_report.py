@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.report import main, summary, write_report
 from pretrain.run_metrics import read_metrics
-from pretrain.svg_chart import chart, number, thinned, ticks
+from pretrain.svg_chart import chart, thinned
 
 
 class Page(HTMLParser):
@@ -55,6 +55,7 @@ LINES: list[dict[str, Any]] = [
     {"step": 2, "event": "bad_step", "bad_steps": 1, "fault": "loss <spike>", "sample_ids": ["a:1"]},
     {"step": 4, "loss": 3.0, "lr": 1e-3, "tokens_per_second": 200.0},
     {"step": 4, "val_loss": 3.25},
+    {"step": 4, "kappa/blocks.0.attention": 3.5, "stability/blocks.0.attention": 0.05},
     {"step": 4, "loop/loss": [3.5, 3.25], "loop/prediction_kl": ["nan", 0.1],
      **{f"loop/{name}": [[0.5, 1.5], [0.75, 2.5]] for name in ("state_norm", "attention_entropy", "attention_logit")},
      **{f"loop/{name}": [["nan", "nan"], [0.125, 0.25]] for name in ("state_change", "state_cosine")}},
@@ -68,7 +69,7 @@ def test_page_holds_curves_tables_and_events(tmp_path: Path) -> None:
     page = Page(write_report(run).read_text(encoding="utf-8"))
     assert page.open == []
     assert page.links == []  # nothing from elsewhere
-    assert page.counts["svg"] == 5  # loss, learning rate, speed, step time, loss by round
+    assert page.counts["svg"] == 5 + 2  # loss, learning rate, speed, step time, loss by round; kappa, stability
     assert page.counts["table"] == 7 + 1
     assert page.texts.count("block 1") == 5
     for text in ("a<b", "# git abc\nout: x<y", "0.125", "bad_steps: 1, fault: loss <spike>", "Loop health at step 4"):
@@ -93,21 +94,13 @@ def test_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.9, 4.3), (-3.0, 250.0), (1e-5, 6e-4), (5.0, 5.0), (0.0, 0.0)])
-def test_ticks_are_few_and_enclose(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 3 <= len(found) <= 7
-    assert found[0] <= low
-    assert found[-1] >= high
-
-
 def test_charts_of_one_point_many_points_and_none() -> None:
     assert chart("nothing", {"a": []}) == ""
-    assert chart("one", {"a": [(1, 2.0)]}).count("<circle") == 1
+    assert '<g id="curve a">' in chart("one", {"a": [(1, 2.0)]})
     many = [(step, float(step)) for step in range(5000)]
     assert len(thinned(many)) <= 601
     assert thinned(many)[-1] == many[-1]
     drawn = chart("<many>", {"a": many, "b": many[:10]})
     assert "&lt;many&gt;" in drawn
-    assert drawn.count("<polyline") == 2
-    assert [number(value) for value in (0.0, 0.25, 1500.0, 2e-5, 3e6)] == ["0", "0.25", "1,500", "2e-05", "3e+06"]
+    assert drawn.count('<g id="curve ') == 2
+    assert drawn == chart("<many>", {"a": many, "b": many[:10]})

@@ -32,9 +32,13 @@ def run_in_terminal(command: Sequence[str], *, folder: Path, columns: int = 120)
 
 
 def screen(written: str) -> list[str]:
-    """Lines as a person sees them at the end: a carriage return goes back to the start of the line."""
+    """Lines as a person sees them at the end: a carriage return goes to the start of the line, and
+    ESC [K clears the rest of it."""
     lines, column = [""], 0
-    for character in written:
+    for character in written.replace("\x1b[K", "\0"):
+        if character == "\0":
+            lines[-1] = lines[-1][:column]
+            continue
         if character == "\n":
             lines.append("")
         elif character == "\r":

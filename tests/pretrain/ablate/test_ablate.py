@@ -31,7 +31,7 @@ WAIT_SECONDS = 300.0
 def studies(tmp_path_factory: pytest.TempPathFactory, study_data: Path) -> dict[str, Path]:
     """The same study in two folders: a run that learns, and one that cannot."""
     folder = tmp_path_factory.mktemp("studies")
-    run = small_tree(folder / "unused", study_data, steps=150)
+    run = small_tree(folder / "unused", study_data, steps=150, validate_every=75)
     run["checkpoint"] = {"every": 15, "background": False}
     base = write_tree(folder / "base.yaml", run)
     tree: dict[str, Any] = {"base": str(base), "ds_config": str(CPU_CONFIG)}
