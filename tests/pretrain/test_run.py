@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from pretrain import run
 from pretrain.config_file import load_config
 from pretrain.engine import train_step
 from tests.support.datasets import write_dataset
-from tests.support.ranks import run_ranks
+from tests.support.ranks import free_port, run_ranks
 from tests.support.runs import (
     CPU_CONFIG,
     DS_CONFIGS,
@@ -209,8 +210,14 @@ def test_every_ds_config_trains(name: str, cpu_steps: list[float], dataset: Path
     assert steps_under(name, dataset, tmp_path) == pytest.approx(cpu_steps, rel=5e-3)
 
 
-def many_mains(cases: list[tuple[Path, list[str]]]) -> list[int]:
-    return [run_main(config, *overrides) for config, overrides in cases]
+def many_mains(cases: list[tuple[Path, list[str]]], ports: list[int]) -> list[int]:
+    """One after another, each with a port of its own: the store of a process group lives as long as the process, and a
+    second group could read the addresses of the first there."""
+    statuses = []
+    for (config, overrides), port in zip(cases, ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        statuses.append(run_main(config, *overrides))
+    return statuses
 
 
 def test_user_errors_are_one_line_on_every_rank(dataset: Path, tmp_path: Path) -> None:
@@ -240,7 +247,7 @@ def test_user_errors_are_one_line_on_every_rank(dataset: Path, tmp_path: Path) -
         (config, ["--resume", str(tmp_path / "nowhere")], "no such folder"),
         (config, ["--resume", str(foreign)], "is not a checkpoint of this project"),
     ]
-    results = run_ranks(2, many_mains, [case[:2] for case in cases], folder=tmp_path)
+    results = run_ranks(2, many_mains, [case[:2] for case in cases], [free_port() for _ in cases], folder=tmp_path)
     for rank, result in enumerate(results):
         assert result.value == [2] * len(cases)
         lines = [line for line in result.stderr.splitlines() if line.startswith("error")]
@@ -263,7 +270,7 @@ def test_checkpoint_of_another_model_is_refused(pair: tuple[Path, Path], dataset
             ["--resume", str(whole / STEP_20), f"data.path={small_dataset(tmp_path / 'other', train_tokens=4000)}"],
         ),
     ]
-    for result in run_ranks(ranks, many_mains, cases, folder=tmp_path):
+    for result in run_ranks(ranks, many_mains, cases, [free_port() for _ in cases], folder=tmp_path):
         assert result.value == [2, 2, 2]
         errors = [line for line in result.stderr.splitlines() if line.startswith("error")]
         assert "model.num_rounds is 2 there and 3 in this run (it is of another model)" in errors[0]
