@@ -1,6 +1,7 @@
 """How long training stands still for a checkpoint: written in the background, and written at once.
 
     python -m benchmarks.checkpoint_stall --folder /scratch/somewhere      # a disk like the cluster's, not a tmpfs
+    python -m benchmarks.checkpoint_stall --folder /scratch/somewhere --preset gpt2-medium --saves 1
 
 One process trains a model on random tokens and saves it several times both ways, in turn. It prints, for both ways,
 the median time that a save holds training up, their ratio, and how much slower the steps are during which a thread is
@@ -16,10 +17,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
+from deeploop_model.presets import PRESETS, preset_fields
 from pretrain import checkpoint
 from pretrain import checkpoint_store as store
 from pretrain.checkpoint_files import keep_in_host_memory
@@ -38,14 +41,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time that checkpoints take from training.")
     parser.add_argument("--folder", type=Path, default=Path(), help="where to write, in a folder deleted at the end")
     parser.add_argument("--ds_config", type=Path, default=Path("ds_configs/zero2_bf16_cpu.json"))
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="in place of the next two, with GPT-2's vocabulary")
     parser.add_argument("--d_model", type=int, default=768)
     parser.add_argument("--num_blocks", type=int, default=6)
     parser.add_argument("--saves", type=int, default=5, help="of each way")
     args = parser.parse_args(argv)
-    model = DeepLoopConfig(
-        num_blocks=args.num_blocks, num_rounds=1, d_model=args.d_model, num_heads=args.d_model // 64,
-        context_length=CONTEXT, vocab_size=4096,
-    )  # fmt: skip
+    size: dict[str, Any] = {
+        "num_blocks": args.num_blocks, "d_model": args.d_model, "num_heads": args.d_model // 64, "vocab_size": 4096,
+    }  # fmt: skip
+    if args.preset:
+        size = preset_fields(args.preset)
+    model = DeepLoopConfig(**{**size, "num_rounds": 1, "context_length": CONTEXT})
     out = Path(tempfile.mkdtemp(prefix="checkpoint_stall_", dir=args.folder))
     train = TrainConfig(steps=1000, global_batch_size=1, micro_batch_size=1, recompute="none")
     config = RunConfig(out=str(out), data=DataConfig(""), train=train, model=model)

@@ -38,12 +38,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, sequence: SequenceContext, slot: CacheSlot | None = None) -> Tensor:
         """The branch; with a slot of a key-value cache, earlier tokens are those in it, and these are added."""
-        q_BHTC, k_BGTC, v_BGTC = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for part in self.qkv(x_BTD).split(self.qkv_rows, dim=-1)
-        )
-        q_BHTC = self.placed(q_BHTC, self.query_norm, sequence)
-        k_BGTC = self.placed(k_BGTC, self.key_norm, sequence)
+        q_BHTC, k_BGTC, v_BGTC = self.heads(x_BTD, sequence)
         if slot is not None:
             k_BGTC, v_BGTC = slot.extended(k_BGTC, v_BGTC)
         y_BHTC = F.scaled_dot_product_attention(
@@ -55,6 +50,18 @@ class Attention(nn.Module):
             enable_gqa=self.grouped,
         )
         return self.output(y_BHTC.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+    def heads(self, x_BTD: Tensor, sequence: SequenceContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, T, C] and keys [B, G, T, C] as they enter the dot product, and values [B, G, T, C]."""
+        q_BHTC, k_BGTC, v_BGTC = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for part in self.qkv(x_BTD).split(self.qkv_rows, dim=-1)
+        )
+        return (
+            self.placed(q_BHTC, self.query_norm, sequence),
+            self.placed(k_BGTC, self.key_norm, sequence),
+            v_BGTC,
+        )
 
     def placed(self, x_BHTC: Tensor, norm: RMSNorm | None, sequence: SequenceContext) -> Tensor:
         """Queries or keys as they enter the dot product: normalised, then rotated by their positions."""

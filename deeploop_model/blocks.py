@@ -24,9 +24,15 @@ def visit(x_BTD: Tensor, branch: Callable[[Tensor], Tensor], norm: RMSNorm, rule
 
     The stream keeps its own precision; the branch computes in that of the weights.
     """
+    y_BTD = branch(branch_input(x_BTD, norm, rule))
     if rule.norm == "after":
-        return norm(torch.add(branch(x_BTD.to(norm.weight.dtype)), x_BTD, alpha=rule.alpha))  # type: ignore[no-any-return]
-    return x_BTD + branch(norm(x_BTD).to(norm.weight.dtype))
+        return norm(torch.add(y_BTD, x_BTD, alpha=rule.alpha))  # type: ignore[no-any-return]
+    return x_BTD + y_BTD
+
+
+def branch_input(x_BTD: Tensor, norm: RMSNorm, rule: ResidualRule) -> Tensor:
+    """The stream as a branch reads it, in the precision of the weights."""
+    return (x_BTD if rule.norm == "after" else norm(x_BTD)).to(norm.weight.dtype)
 
 
 class Block(nn.Module):
@@ -43,3 +49,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, sequence: SequenceContext, slot: CacheSlot | None = None) -> Tensor:
         x_BTD = visit(x_BTD, lambda h_BTD: self.attention(h_BTD, sequence, slot), self.attention_norm, self.rule)
         return visit(x_BTD, self.feed_forward, self.feed_forward_norm, self.rule)
+
+    def attention_input(self, x_BTD: Tensor) -> Tensor:
+        """What the attention of a visit to this stream reads."""
+        return branch_input(x_BTD, self.attention_norm, self.rule)

@@ -75,7 +75,7 @@ def describe(config: DeepLoopConfig) -> Description:
         forward_flops=forward_flops(config),
         train_flops=train_flops(config),
         attention_flops=config.unrolled_depth * attention_flops(config, config.context_length),
-        activations={policy: activation_bytes(config, policy, precision) for policy in POLICIES},  # type: ignore[arg-type]
+        activations={policy: activation_bytes(config, policy, precision) for policy in POLICIES},
         kv_cache_bytes=kv_cache_bytes(config, precision.weight),
         matrices=matrix_summaries(model),
     )
@@ -118,7 +118,7 @@ def render(description: Description) -> str:
     ]
     for policy, held in description.activations.items():
         lines.append(
-            f"  recompute {policy:<6} kept {size(held.kept):>10} {size(held.kept * config.context_length):>10}"
+            f"  recompute {policy:<9} kept {size(held.kept):>10} {size(held.kept * config.context_length):>10}"
             f"   at most {size(held.peak):>10} {size(held.peak * config.context_length):>10}"
         )
     lines.append("initial matrices (count, shape, standard deviation):")

@@ -5,8 +5,11 @@ Shape suffixes: B batch, T time, D d_model, V stored vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
+from deeploop_model.loss_head import Targets, chunked_loss
 from deeploop_model.visit_gradients import VisitedWeight
 
 
@@ -21,6 +24,8 @@ class TokenEmbedding(nn.Embedding):
         super().__init__(num_embeddings, embedding_dim)
         self.visited = VisitedWeight()
 
-    def forward(self, x: Tensor, *, as_logits: bool = False) -> Tensor:
-        """Vectors [B, T, D] of token ids [B, T]; or logits [B, T, V] of the stream [B, T, D]."""
+    def forward(self, x: Tensor, *, as_logits: bool = False, targets: Targets | None = None) -> Any:
+        """Vectors [B, T, D] of token ids [B, T]; or logits [B, T, V], or losses, of the stream [B, T, D]."""
+        if targets is not None:
+            return chunked_loss(x, self.weight, self.visited, targets)
         return self.visited.linear(x, self.weight) if as_logits else super().forward(x)

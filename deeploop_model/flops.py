@@ -11,6 +11,7 @@ skips the masked half does half of it.
 from __future__ import annotations
 
 from deeploop_model.config import DeepLoopConfig
+from deeploop_model.recompute import Recompute
 from deeploop_model.round_loss import RoundLoss, round_weights
 
 BACKWARD_PER_FORWARD = 2
@@ -71,3 +72,40 @@ def train_flops(
     differentiated = num_rounds if backprop_rounds is None else min(num_rounds, backprop_rounds)
     whole = forward_flops(config, differentiated, length) + (read_outs - 1) * read_out_flops(config, length)
     return (1 + BACKWARD_PER_FORWARD) * whole + (num_rounds - differentiated) * round_flops(config, length)
+
+
+def recompute_flops(
+    config: DeepLoopConfig,
+    recompute: str,
+    num_rounds: int | None = None,
+    length: int | None = None,
+    *,
+    backprop_rounds: int | None = None,
+    round_loss: RoundLoss = "last",
+) -> int:
+    """What recomputation does again in one training step, per token: with `train_flops`, what the hardware does.
+
+    Every visit that is differentiated runs forward once more, twice under `nested` but for a round's last block, not
+    at all under `none` and `selective`. Read-outs before the last run once more under each policy but `none`, their
+    loss with its gradients.
+    """
+    policy = Recompute.parse(recompute)
+    if policy.kind == "none":
+        return 0
+    num_rounds = config.num_rounds if num_rounds is None else num_rounds
+    length = config.context_length if length is None else length
+    early_read_outs = sum(weight > 0 for weight in round_weights(round_loss, num_rounds, backprop_rounds)) - 1
+    rounds = num_rounds if backprop_rounds is None else min(num_rounds, backprop_rounds)
+    block, coda = block_flops(config, length), config.num_coda_blocks
+
+    def again(blocks: int) -> int:
+        """Visits of a stack of so many blocks."""
+        if policy.kind == "selective":
+            return 0
+        return blocks + max(0, blocks - 1) if policy.kind == "nested" else blocks
+
+    stacks = again(config.num_prelude_blocks) + rounds * again(config.num_blocks) + again(coda)
+    adapters = rounds * (round_flops(config, length) - config.num_blocks * block) if policy.by_rounds else 0
+    product = read_out_flops(config, length) - coda * block
+    read_out = (coda + again(coda)) * block + (1 + BACKWARD_PER_FORWARD) * product
+    return stacks * block + adapters + early_read_outs * read_out

@@ -95,6 +95,7 @@ def generate(
         tokens_BT = torch.tensor([row + [0] * (longest - len(row)) for row in new], device=device)
         output = model(tokens_BT, cache=cache, new_tokens=[len(row) for row in new], early_exit=early_exit)
         assert output.rounds is not None
+        assert output.logits is not None
         last_B = torch.tensor([max(len(row), 1) - 1 for row in new], device=tokens_BT.device)
         logits_BV = output.logits[torch.arange(len(new), device=tokens_BT.device), last_B]
         chosen = sample(logits_BV, sampling, generators).tolist()

@@ -9,10 +9,11 @@ Shape suffixes: B batch, T time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deeploop_model.config import DeepLoopConfig
 from deeploop_model.errors import ModelConfigError
@@ -32,6 +33,8 @@ class SequenceContext:
     """True where a query (row) may attend to a key (column); None for plain causal attention."""
     visits: VisitPass = field(default_factory=VisitPass)
     """Where the visits' gradients are gathered."""
+    observe: Callable[[nn.Module, Tensor, Tensor], None] | None = None
+    """Is told of each block visited, with the stream [B, T, D] before and after it."""
 
 
 def sequence_context(

@@ -11,7 +11,8 @@ The scalar makes autograd count the visits: it runs Entry's backward after the l
 recomputation, truncated back-propagation or several losses. So the weight's gradient hook, in which ZeRO reduces, runs
 once per backward pass. One float32 buffer per weight is alive, from the first visit's backward to the handing over.
 
-The sum belongs to a forward pass: passes that overlap, or a backward pass that fails, cannot mix. Back-propagation
+The sum belongs to a forward pass: passes that overlap cannot mix, nor can a backward pass that fails with a later
+pass; its own graph is of no use after that. Back-propagation
 must reach the weights themselves: `torch.autograd.grad` for inputs only would leave gradients in the sum.
 
 float32 and float64 weights take the same way and are summed in their own precision.
@@ -58,9 +59,12 @@ class VisitSum:
     _numbers = itertools.count()
     _alive: ClassVar[weakref.WeakValueDictionary[int, VisitSum]] = weakref.WeakValueDictionary()
 
-    def __init__(self, norms: VisitNorms | None) -> None:
+    def __init__(self, norms: VisitNorms | None, *, compiled: bool = False) -> None:
         self._buffer: Tensor | None = None
+        """The only gradient until now, as it came, or a float32 sum: a weight that is visited once costs nothing."""
+        self._own = False
         self._norms = norms
+        self._copies = compiled  # compiled graphs use their buffers again
         # A tensor: a compiled graph takes it as an input, whereas a number would be part of the graph.
         number = next(self._numbers)
         self.number = torch.tensor(number)
@@ -74,14 +78,29 @@ class VisitSum:
         if self._norms is not None:
             self._norms.add_visit(gradient)
         if self._buffer is None:
-            dtype = torch.promote_types(gradient.dtype, torch.float32)
-            self._buffer = gradient.to(dtype, copy=True)  # compiled graphs use their buffers again
+            self._buffer = gradient.clone() if self._copies else gradient
+            return
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        if self._buffer.dtype == dtype and not self._own:
+            self._buffer = self._buffer + gradient  # autograd may use the first one elsewhere
         else:
-            _add(self._buffer, gradient)
+            self._buffer = self._buffer.to(dtype)
+            add_to(self._buffer, gradient)
+        self._own = True
+
+    def add_scaled(self, gradient: Tensor, factor: Tensor) -> None:
+        """Adds a gradient in the sum's precision times a scalar."""
+        if self._buffer is None:
+            self._buffer = gradient * factor
+        elif self._own:
+            self._buffer.addcmul_(gradient, factor)
+        else:
+            self._buffer = torch.addcmul(self._buffer.to(gradient.dtype), gradient, factor)
+        self._own = True
 
     def take(self) -> Tensor | None:
         """The sum, which starts anew."""
-        total, self._buffer = self._buffer, None
+        total, self._buffer, self._own = self._buffer, None, False
         if self._norms is not None and total is not None:
             self._norms.add_sum(total)
         return total
@@ -150,6 +169,12 @@ class _CastVisit(torch.autograd.Function):
         return None, add_visit_gradient(gradient, number), None, None
 
 
+def new_entry(weight: Tensor, norms: VisitNorms | None = None, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
+    """An entry, and the number of its sum."""
+    visit_sum = VisitSum(norms, compiled=compiled)
+    return _Entry.apply(weight, visit_sum), visit_sum.number  # type: ignore[no-untyped-call]
+
+
 class VisitedWeight:
     """How one weight is used in visits. Belongs to the module that holds the weight.
 
@@ -177,15 +202,13 @@ class VisitedWeight:
             return weight.to(dtype)
         return _CastVisit.apply(weight, self.entry, self.number, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
-    def enter(self, weight: Tensor) -> None:
+    def enter(self, weight: Tensor, *, compiled: bool = False) -> None:
         """Makes the weight's entry at its first visit in a pass.
 
         Not before: the gradient is handed over where the entry was made, and there ZeRO-3 has the weight in one piece.
         """
         if self.entry is None and self.visits is not None and weight.requires_grad and torch.is_grad_enabled():
-            visit_sum = VisitSum(self.norms)
-            self.entry, self.number = _Entry.apply(weight, visit_sum), visit_sum.number  # type: ignore[no-untyped-call]
-            self.visits.entries[self] = self.entry, self.number
+            self.entry, self.number = self.visits.entries[self] = new_entry(weight, self.norms, compiled=compiled)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VisitedWeight:
         return VisitedWeight()  # a copied model is in no pass
@@ -200,15 +223,18 @@ class VisitPass:
     def __init__(self) -> None:
         self.entries: dict[VisitedWeight, tuple[Tensor | None, Tensor | None]] = {}
 
-    def begin(self, module: nn.Module) -> None:
+    def begin(self, module: nn.Module, *, compiled: bool = False) -> None:
         """To be called before each visit of a module: its weights gather their gradients for this pass.
 
         Recomputation calls it too, so that a pass is recomputed with its own entries, whatever passes followed it.
+        For a compiled visit, which cannot make entries at the weights' first use, they are made here.
         """
-        for visited, _ in visited_weights(module):
+        for visited, weight in visited_weights(module):
             if torch.is_grad_enabled():
                 visited.visits = self
                 visited.entry, visited.number = self.entries.get(visited, (None, None))
+                if compiled:
+                    visited.enter(weight, compiled=True)
             else:
                 visited.visits = visited.entry = visited.number = None
 
@@ -232,8 +258,8 @@ def visited_weights(module: nn.Module) -> Iterator[tuple[VisitedWeight, Tensor]]
             yield visited, part.weight  # type: ignore[misc]
 
 
-def _add(total: Tensor, gradient: Tensor) -> None:
-    """In place. On a CPU, PyTorch would make a copy in the sum's precision: it makes it part by part instead."""
+def add_to(total: Tensor, gradient: Tensor) -> None:
+    """Adds in place. On a CPU, PyTorch would make a copy in the sum's precision: it makes it part by part instead."""
     if gradient.device.type != "cpu" or gradient.dtype == total.dtype:
         total.add_(gradient)
         return

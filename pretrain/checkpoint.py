@@ -164,9 +164,9 @@ def load(engine: Engine, folder: Path) -> None:
 
     Every rank must call it after `check_match`.
     """
-    from pretrain.reshard import reader  # imports DeepSpeed, so only where there is an engine
+    from pretrain.reshard import reading_for_these_ranks  # imports DeepSpeed, so only where there is an engine
 
-    engine.checkpoint_engine.reader = reader(engine, folder, read_state(folder).world_size)
-    loaded, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+    with reading_for_these_ranks(engine, folder, read_state(folder).world_size):
+        loaded, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
     if loaded is None:
         raise CheckpointError(f"{folder}: DeepSpeed could not load it")

@@ -27,6 +27,8 @@ from pretrain.engine import Engine
 from pretrain.errors import CheckpointError
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
+MODEL_FILE_STAGE3 = "zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+OPTIMIZER_FILE = "bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 SAFE_CLASSES = [LossScaler, ZeroStageEnum, fragment_address]
 """What DeepSpeed's files hold besides tensors and plain values. None of them does anything when it is built."""
 

@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import ConfigDict, Discriminator, Tag, with_config
 
 from deeploop_model import DeepLoopConfig
-from deeploop_model.recompute import RecomputePolicy
 from deeploop_model.round_loss import RoundLoss
 from pretrain.rounds import Rounds
 
@@ -73,12 +72,20 @@ class TrainConfig:
     """Which rounds are read out for the loss, see `deeploop_model.round_loss`. metrics.jsonl's `loss` is the last's."""
     initial_weights: Text | None = None
     """A checkpoint, or a run folder for its newest, whose weights step 0 starts from; None for random ones."""
+    z_loss: Annotated[float, Ge(0)] = 0.0
+    """Factor of the mean squared log-partition that is added to the loss, 1e-4 where it is used; it keeps logits small.
+    metrics.jsonl's `loss` is without it."""
     trainable: tuple[str, ...] = ("*",)
     """Name patterns of the weights that learn, see `pretrain.freezing`."""
     frozen: tuple[str, ...] = ()
     """Name patterns of weights that don't, whatever `trainable` says."""
-    recompute: RecomputePolicy = "round"
-    """What the backward pass computes again, see `deeploop_model.recompute`."""
+    recompute: str = "round"
+    """What the backward pass computes again, see `deeploop_model.recompute`. auto: the cheapest that fits
+    activation_gib."""
+    activation_gib: Annotated[float, Gt(0)] | None = None
+    """For recompute auto: memory of a rank, in GiB, that activations and gradients on their way may take."""
+    compile: bool = False
+    """Whether `torch.compile` makes faster code of the block, once for all visits; the first step takes that long."""
     validate_every: CountOrZero = 500
     """Steps between validations; 0 for none. The last step is validated as well."""
     validation_samples: Count = 2048
@@ -165,6 +172,21 @@ class MonitorConfig:
     kappa_every: CountOrZero = 0
     """Steps between measurements of how aligned the visits' gradients are, see `deeploop_model.visit_alignment`; 0 for
     none. A measured step takes a norm of each matrix and round longer."""
+    loop_health_every: CountOrZero = 100
+    """Steps between measurements of states, predictions and attention by round, see `deeploop_model.loop_health`; 0 for
+    none. `docs/monitoring.md` says what one costs: a part of a step."""
+    loop_health_sequences: Count = 2
+    """Sequences that each rank measures, the same ones every time."""
+    collapse_entropy: Annotated[float, Ge(0)] = 0.05
+    """Attention entropy in nats, a mean over a block's heads, under which a warning is due; 0 for none."""
+    collapse_change: Annotated[float, Ge(0)] = 1e-5
+    """Relative change of a block's state from one round to the next, under which a warning is due; 0 for none.
+    Untrained DeepLoop branches are small: the change is 2e-4 at K = 48, R = 3."""
+    detail_every: CountOrZero = 100
+    """Steps between measurements of gradient norms by sub-layer and of the time of collectives, which run one by one in
+    such a step; 0 for none."""
+    peak_tflops: Annotated[float, Gt(0)] | None = None
+    """Dense bf16 TFLOP/s of one device, for MFU; None for what `pretrain.device_peak` knows of it."""
     sample_tokens: CountOrZero = 128
     """Length of the text sample printed at the end; 0 for none."""
     sample_prompt: str = ""

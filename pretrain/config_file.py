@@ -23,6 +23,7 @@ from deeploop_model.presets import preset_fields
 from pretrain.config import RunConfig, WeightedDataset
 from pretrain.errors import ConfigError
 from pretrain.freezing import freeze
+from pretrain.recompute import chosen_recompute
 from pretrain.rounds import (
     PoissonLognormalRounds,
     RoundsStage,
@@ -79,7 +80,12 @@ def check_config(tree: dict[str, Any], source: str) -> RunConfig:
         check_backprop(config.train.backprop_rounds, config.train.rounds, model)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    return _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
+    config = _check_against_data(config, vocab_given="vocab_size" in tree.get("model", {}), source=source)
+    try:
+        chosen_recompute(config)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return config
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -39,6 +39,12 @@ def windows_on_device(
     return batch_of(window, device, split.manifest.separator_id if separate_documents else None)
 
 
+def bytes_per_token(split: TokenSplit) -> float | None:
+    """UTF-8 bytes of text per token of a split; None where its manifest does not know."""
+    part = split.manifest.splits[split.split]
+    return part.text_bytes / part.tokens if part.text_bytes else None
+
+
 def batch_of(window: Tensor, device: torch.device, separator_id: int | None) -> Batch:
     """Windows of context + 1 tokens, int64 [B, T + 1], as a batch. None for attention across documents."""
     if device.type == "cuda":

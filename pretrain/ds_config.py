@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deeploop_model import recompute_choice
 from pretrain.config import RunConfig
 from pretrain.ds_schema import check_keys, check_values
 from pretrain.errors import ConfigError
@@ -64,6 +65,15 @@ def resolve(tree: dict[str, Any], config: RunConfig, world_size: int) -> dict[st
     if left is not None:
         raise ConfigError(f'{left}: "auto" cannot be resolved here; write a value')
     check_values(tree)
+    if config.train.compile and tree.get("zero_optimization", {}).get("stage") == 3:
+        raise ConfigError(
+            "zero_optimization.stage: 3 gathers weights in hooks that a compiled block doesn't call; "
+            "use stage 1 or 2, or set train.compile to false"
+        )
+    if config.train.recompute == recompute_choice.AUTO and not any(
+        tree.get(name, {}).get("enabled") for name in ("bf16", "fp16")
+    ):
+        raise ConfigError("bf16.enabled: train.recompute auto predicts the memory of 16-bit weights; name a policy")
     tree.pop("optimizer", None)
     tree["zero_force_ds_cpu_optimizer"] = False  # offloaded state is updated by our AdamW as well
     tree.setdefault(

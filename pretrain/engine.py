@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deeploop_model import DeepLoopModel
+from deeploop_model.compilation import compiled_block, missing_compiler
 from pretrain.config import OptimizerConfig, RunConfig, TrainConfig
 from pretrain.data_feed import Batch
+from pretrain.step_times import StepTimes
 
 Engine = Any  # deepspeed.DeepSpeedEngine carries no types
 
@@ -27,6 +29,15 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
         optimizer=build_optimizer(groups, config.optimizer),
     )
     return engine
+
+
+def compile_blocks(model: DeepLoopModel, device: torch.device) -> str:
+    """Compiles the model's block, if there is a compiler. Returns a line that says what was done."""
+    missing = missing_compiler(device)
+    if missing is not None:
+        return f"train.compile: {missing}; going on without"
+    model.block_step = compiled_block()
+    return "train.compile: the first step compiles the block"
 
 
 def parameter_groups(model: DeepLoopModel, weight_decay: float) -> list[dict[str, Any]]:
@@ -49,23 +60,38 @@ def set_learning_rate(engine: Engine, lr: float) -> None:
         group["lr"] = lr
 
 
-def train_step(engine: Engine, micro_batches: Iterable[Batch], num_rounds: int, train: TrainConfig) -> Tensor:
+def train_step(
+    engine: Engine,
+    micro_batches: Iterable[Batch],
+    num_rounds: int,
+    train: TrainConfig,
+    times: StepTimes | None = None,
+    before_update: Callable[[], None] | None = None,
+) -> Tensor:
     """Forward and backward of `num_rounds` rounds over this rank's micro-batches, then one optimizer step.
 
-    Returns this rank's mean loss of the last round, a scalar on the device.
+    `before_update` is called once the global batch's gradients are there. Returns this rank's mean loss of the last
+    round, a scalar on the device.
     """
     losses = []
-    for batch in micro_batches:
-        output = engine(
-            batch.tokens_BT,
-            batch.targets_BT,
-            num_rounds=num_rounds,
-            documents_BT=batch.documents_BT,
-            backprop_rounds=train.backprop_rounds,
-            round_loss=train.round_loss,
-        )
-        engine.backward(nan_unless_finite(output.loss))
-        engine.step()  # updates weights at the last micro-batch only
+    times = StepTimes(torch.device("cpu")) if times is None else times
+    for batch in times.each(micro_batches):
+        with times.of("forward"):
+            output = engine(
+                batch.tokens_BT,
+                batch.targets_BT,
+                num_rounds=num_rounds,
+                documents_BT=batch.documents_BT,
+                backprop_rounds=train.backprop_rounds,
+                round_loss=train.round_loss,
+                z_loss=train.z_loss,
+            )
+        with times.of("backward"):
+            engine.backward(nan_unless_finite(output.loss))
+        if before_update is not None and engine.is_gradient_accumulation_boundary():
+            before_update()
+        with times.of("optimizer"):
+            engine.step()  # updates weights at the last micro-batch only
         losses.append(output.last_loss)
     return torch.stack(losses).mean()
 

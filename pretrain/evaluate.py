@@ -26,7 +26,7 @@ from deeploop_model import DeepLoopModel
 from pretrain.errors import USER_ERRORS, ConfigError
 from pretrain.evaluation import Evaluation, evaluate
 from pretrain.exit_codes import Exit
-from pretrain.ranks import Ranks, process_group, together
+from pretrain.ranks import Ranks, end_process, process_group, together
 from pretrain.weights import find_checkpoint, load_model
 
 
@@ -161,4 +161,4 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main)

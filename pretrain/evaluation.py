@@ -6,7 +6,6 @@ Shape suffixes: B batch, T time, D d_model, R chosen numbers of rounds, V vocabu
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,8 @@ from tqdm import tqdm
 from data_prep.order import num_samples
 from data_prep.reader import TokenSplit
 from deeploop_model import DeepLoopModel
-from pretrain.data_feed import Batch, windows_on_device
+from pretrain.data_feed import Batch, bytes_per_token, windows_on_device
+from pretrain.loss_units import bits_per_byte, perplexity
 from pretrain.ranks import Ranks
 
 
@@ -43,11 +43,11 @@ class Evaluation:
 
     def perplexity(self, row: int) -> float:
         """e to the loss."""
-        return math.exp(min(self.loss(row), 700.0))
+        return perplexity(self.loss(row))
 
     def bits_per_byte(self, row: int) -> float | None:
-        """Loss in bits over the bytes that a token stands for on average; comparable across tokenizers."""
-        return None if self.bytes_per_token is None else self.loss(row) / math.log(2) / self.bytes_per_token
+        """None where the dataset does not know its bytes."""
+        return None if self.bytes_per_token is None else bits_per_byte(self.loss(row), self.bytes_per_token)
 
     def by_position(self, row: int) -> dict[str, float]:
         """Nats per token at positions 0, 1, 2-3, 4-7 and so on."""
@@ -85,9 +85,7 @@ def evaluate(
         )
         total_RT += torch.stack([nats_BT.sum(dim=0) for nats_BT in losses_after(model, batch, rounds)])
     dist.all_reduce(total_RT)
-    part = split.manifest.splits[split.split]
-    bytes_per_token = part.text_bytes / part.tokens if part.text_bytes else None
-    return Evaluation(tuple(rounds), context, windows, (total_RT / windows).cpu(), bytes_per_token)
+    return Evaluation(tuple(rounds), context, windows, (total_RT / windows).cpu(), bytes_per_token(split))
 
 
 def losses_after(model: DeepLoopModel, batch: Batch, rounds: Sequence[int]) -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ from pretrain.ds_config import load_ds_config
 from pretrain.errors import USER_ERRORS
 from pretrain.exit_codes import Exit
 from pretrain.provenance import PACKAGES, git_revision
-from pretrain.ranks import Ranks, process_group
+from pretrain.ranks import Ranks, end_process, process_group
 from pretrain.run import parse_arguments
 
 RENDEZVOUS_SECONDS = 120.0
@@ -183,4 +183,4 @@ def report(nodes: Sequence[Facts], faults: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main)

@@ -30,7 +30,7 @@ class Progress:
     flops: int = 0
     """Matrix-product FLOPs of these steps."""
     rollbacks: int = 0
-    """Since this process started."""
+    """Of the whole run, as far as its metrics tell."""
 
     @classmethod
     def of(cls, saved: checkpoint.RunState | None, config: RecoveryConfig) -> Progress:

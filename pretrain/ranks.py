@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from threading import Thread
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from pretrain.errors import USER_ERRORS, PretrainError
+from pretrain.exit_codes import Exit
+
+ENDING_SECONDS = 5.0
+"""That long a rank with an error waits for collectives that are under way."""
+
+_errors: list[BaseException] = []
+"""Kept with their frames, and so with the process groups there: letting go of a group waits for its collectives."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,11 @@ class Ranks:
 def process_group(ranks: Ranks, timeout: float = 600.0) -> Iterator[None]:
     """Starts DeepSpeed's communication and ends it. Leaving without ending it aborts some runs at exit.
 
-    A collective that waits longer than `timeout` seconds for another rank fails.
+    A collective that waits longer than `timeout` seconds for another rank fails. Ending waits for what is under way,
+    and so, after an error, for ranks that will never come: then it is given `ENDING_SECONDS`; see `end_process`.
     """
+    if ranks.device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn on standard output that it found no other
     import deepspeed
 
     limit = timedelta(seconds=timeout)
@@ -66,8 +80,32 @@ def process_group(ranks: Ranks, timeout: float = 600.0) -> Iterator[None]:
     deepspeed.init_distributed(verbose=False, timeout=limit)
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException as error:
+        _errors.append(error)
+        ending = Thread(target=dist.destroy_process_group, name="end the process group", daemon=True)
+        ending.start()
+        ending.join(ENDING_SECONDS)
+        raise
+    dist.destroy_process_group()
+
+
+def end_process(main: Callable[[], int]) -> NoReturn:
+    """Runs `main` and ends the process with what it returns, after an error at once: threads of collectives that
+    nobody will finish would hold it up, and the other ranks learn of its end by it.
+    """
+    try:
+        status = main()
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        status = int(Exit.CRASH)
+    if status in (Exit.COMPLETE, Exit.STOPPED):
+        sys.exit(status)
+    with contextlib.suppress(OSError):  # the launcher may be gone, and a pipe with it
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def patient_group(timeout: float) -> dist.ProcessGroup:

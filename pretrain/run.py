@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,6 @@ import torch.distributed as dist
 
 from data_prep.tokenizer import Tokenizer, load_tokenizer
 from deeploop_model import DeepLoopModel
-from deeploop_model.flops import train_flops
-from deeploop_model.visit_alignment import measured_visits
 from pretrain import checkpoint, status
 from pretrain.agreement import agree
 from pretrain.checkpoint_files import keep_in_host_memory
@@ -34,15 +31,18 @@ from pretrain.config import RunConfig
 from pretrain.config_file import load_config
 from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
-from pretrain.engine import Engine, build_engine, set_learning_rate, train_step, update_skipped
+from pretrain.engine import Engine, build_engine, compile_blocks, set_learning_rate, train_step, update_skipped
 from pretrain.errors import USER_ERRORS, exit_code_of
 from pretrain.exit_codes import Exit
 from pretrain.freezing import freeze
 from pretrain.generation import sample_text
+from pretrain.monitoring import Monitoring
 from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
-from pretrain.ranks import Ranks, patient_group, process_group, sum_over_ranks, together
+from pretrain.ranks import Ranks, end_process, patient_group, process_group, together
+from pretrain.recompute import chosen_recompute
+from pretrain.report import close_log
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
 from pretrain.run_log import RunLog
@@ -104,11 +104,12 @@ def train(
     out, origin = Path(config.out), ""
     patient = patient_group(config.recovery.checkpoint_seconds)
     resumed = checkpoint.choose(config.checkpoint.resume, out / "checkpoints", ranks, patient)
+    recompute, reason = chosen_recompute(config)
     with together():
         data = open_data(config)
         tokenizer = load_tokenizer(data.tokenizer_folder) if config.monitor.sample_tokens else None
         saved = checkpoint.read_state(resumed) if resumed else None
-        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=config.train.recompute)
+        model = DeepLoopModel(config.model, seed=config.train.seed, recompute=recompute)
         if config.train.initial_weights and not saved:
             origin = "\n" + load_initial_weights(model, Path(config.train.initial_weights), data.tokenizer_sha256)
         frozen = freeze(model, config.train.trainable, config.train.frozen)
@@ -127,18 +128,23 @@ def train(
         checkpoint.load(engine, resumed)
     accumulation = accumulation_steps(config, ranks.world_size)
     feed = TrainFeed(data, config, accumulation, ranks)
-    tokens_per_step = config.train.global_batch_size * config.model.context_length
     log = RunLog(
         out,
         engine.monitor,
         first_step=progress.step,
         steps=config.train.steps,
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=config.train.global_batch_size * config.model.context_length,
         is_main=ranks.is_main,
     )
+    if reason:
+        log.say(reason)
+    if config.train.compile:
+        log.say(compile_blocks(engine.module, ranks.device))
     log.say(headline(config, ranks, accumulation, progress.step, resumed) + origin)
     saver = Saver(engine, out / "checkpoints", config.checkpoint, ranks, patient, log)
     roll_back = RollBack(out / "checkpoints", config.recovery, ranks, patient)
+    monitoring = Monitoring(engine, config, data, ranks, log, progress.step)
+    progress.rollbacks = log.rollbacks
 
     while progress.step < config.train.steps:
         step, batch = progress.step, progress.batch
@@ -146,12 +152,12 @@ def train(
         lr = learning_rate(step, config.optimizer.lr, config.train.steps, config.schedule)
         set_learning_rate(engine, lr)
         num_rounds = rounds_of_step(config.train.rounds, config.model.num_rounds, config.train.seed, step)
-        measured = config.monitor.kappa_every and (step + 1) % config.monitor.kappa_every == 0
-        with measured_visits(engine.module) if measured else nullcontext() as alignment:
-            loss = train_step(engine, feed.micro_batches(batch), num_rounds, config.train)
+        with monitoring.of_step(step + 1) as before_update:
+            micro_batches = feed.micro_batches(batch)
+            loss = train_step(engine, micro_batches, num_rounds, config.train, monitoring.times, before_update)
         agreed = agree(loss, stop=stop.reason is not None, written=saver.written)
         step = watchdog.step_done(step + 1)
-        progress.flops += tokens_per_step * flops_per_token(config, num_rounds)
+        progress.flops += monitoring.flops(num_rounds)
         last = step == config.train.steps
         fault = progress.step_done(agreed.loss, update_skipped=update_skipped(engine))
         if fault:
@@ -160,38 +166,38 @@ def train(
             with watchdog.other_work("going back to a checkpoint"):
                 saver.conclude()
                 progress = roll_back(engine, progress, log, feed)
+                monitoring.restart(progress.step)
             continue
-        if last or step % config.monitor.log_every == 0:
-            grad_norm = float(engine.get_global_grad_norm())
-            epochs = data.epochs(progress.batch * config.train.global_batch_size)
-            counts = {"rounds": num_rounds, "flops": progress.flops, **epochs}
-            log.training(step, loss=agreed.loss, lr=lr, grad_norm=grad_norm, counts=counts)
-        if alignment:
-            log.alignment(step, alignment.of(sum_over_ranks(alignment.squares(ranks.device))))
+        monitoring.after_step(step, loss=agreed.loss, lr=lr, num_rounds=num_rounds, progress=progress, last=last)
         if data.validation and due(step, config.train.validate_every, last):
-            with watchdog.other_work("validation"):
+            with watchdog.other_work("validation"), monitoring.times.beside("validation"):
                 losses = {n: validation_loss(engine, split, config, ranks) for n, split in data.validation.items()}
-                log.validation(step, losses, data.weights)
-            log.restart_clock(step)
+            monitoring.validation(step, losses)
+        if config.monitor.loop_health_every and due(step, config.monitor.loop_health_every, last):
+            with watchdog.other_work("loop health"):
+                monitoring.loop(step, last=last)
         if config.recovery.compare_ranks_every and due(step, config.recovery.compare_ranks_every, last):
             compare_ranks(engine.module, step)
         if agreed.written:
-            saver.conclude()
+            with monitoring.times.beside("checkpoint"):
+                saver.conclude()
         ends = last or agreed.stop
         if ends or (due(step, config.checkpoint.every, last) and not progress.bad_steps.in_a_row):
-            with watchdog.other_work("saving"):
+            with watchdog.other_work("saving"), monitoring.times.beside("checkpoint"):
                 saver.save(state_of(progress), wait=ends)
-            log.restart_clock(step)
         if agreed.stop and not last:
             feed.close()
+            close_log(log, out, is_main=ranks.is_main)
             return leave(step, stop, log)
 
+    stop.obeyed()  # a request of the last moment is not one to the next run
     feed.close()
     if tokenizer:
         text = sample(engine, tokenizer, data, config, ranks)
+        monitoring.dashboard.sample(progress.step, text)
         log.say(f"\nsample of {config.monitor.sample_tokens} tokens:\n{text}\n")
+    close_log(log, out, is_main=ranks.is_main)
     log.say(f"done: {progress.step} steps; run folder {out}; curves: tensorboard --logdir {out / 'tensorboard'}")
-    log.close()
     return Exit.COMPLETE, f"{progress.step} steps"
 
 
@@ -200,7 +206,6 @@ def leave(step: int, stop: StopRequests, log: RunLog) -> tuple[Exit, str]:
     stop.obeyed()
     reason = f"stopped after step {step}: {stop.reason or 'another rank was asked to'}"
     log.say(f"{reason}; the same command goes on from here")
-    log.close()
     return Exit.STOPPED, reason
 
 
@@ -249,11 +254,6 @@ def run_state(
     )
 
 
-def flops_per_token(config: RunConfig, num_rounds: int) -> int:
-    train = config.train
-    return train_flops(config.model, num_rounds, backprop_rounds=train.backprop_rounds, round_loss=train.round_loss)
-
-
 def sample(engine: Engine, tokenizer: Tokenizer, data: RunData, config: RunConfig, ranks: Ranks) -> str:
     monitor = config.monitor
     return sample_text(
@@ -269,4 +269,4 @@ def sample(engine: Engine, tokenizer: Tokenizer, data: RunData, config: RunConfi
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main)

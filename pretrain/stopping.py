@@ -14,7 +14,9 @@ from types import FrameType
 
 from pretrain.signals import handling
 
-LAUNCHER = "deepspeed.launcher.launch"
+LAUNCHERS = {"deepspeed.launcher.launch": 2, "torchrun": 1, "torch.distributed.run": 1}
+"""What a launcher's command line holds, and how many of the ranks' ancestors are to be there: DeepSpeed's launcher of a
+node and the command that started it, but of torchrun not the shell that may have started it."""
 LOOK_SECONDS = 1.0
 
 
@@ -62,7 +64,7 @@ class StopRequests:
             return f"{self._stop_file} is there"
         if self._deadline is not None and now > self._deadline:
             return f"recovery.stop_after_minutes: {self._minutes:g} are over"
-        if self._launcher is not None and _ancestors(2) != self._launcher:
+        if self._launcher is not None and _ancestors(len(self._launcher)) != self._launcher:
             return "the launcher is gone"
         return None
 
@@ -72,7 +74,7 @@ class StopRequests:
 
 
 def _launcher() -> list[int] | None:
-    """Process ids of DeepSpeed's launcher for this node and of what started it, or None under another launcher.
+    """Process ids of this node's launcher and maybe of what started it; None under a launcher not known here.
 
     Ending the `deepspeed` command leaves the node's launcher and its ranks running; SIGKILL of the node's launcher
     leaves the ranks. Nobody would wait for them any more.
@@ -81,7 +83,7 @@ def _launcher() -> list[int] | None:
         command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:
         return None
-    return _ancestors(2) if LAUNCHER.encode() in command else None
+    return next((_ancestors(count) for name, count in LAUNCHERS.items() if name.encode() in command), None)
 
 
 def _ancestors(count: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from data_prep.order import num_samples
 from data_prep.reader import TokenSplit
-from deeploop_model.model import IGNORED_TARGET
+from deeploop_model.loss_head import IGNORED_TARGET
 from pretrain.config import RunConfig
 from pretrain.data_feed import windows_on_device
 from pretrain.engine import Engine

@@ -6,17 +6,15 @@ A checkpoint may be of any number of ranks and any ZeRO stage.
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 from pathlib import Path
-from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
 from pretrain.checkpoint import model_fields, newest, read_state
+from pretrain.checkpoint_store import check_whole
 from pretrain.errors import CheckpointError
 from pretrain.exported import SavedModel, is_exported, read_exported
 
@@ -36,10 +34,17 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def read_saved(path: Path) -> SavedModel:
-    """What a checkpoint, with the optimizer's own master weights, or an export holds. Raises CheckpointError."""
+    """What a checkpoint, with the optimizer's own master weights, or an export holds. Raises CheckpointError.
+
+    A checkpoint's files are compared with their checksums first.
+    """
     if is_exported(path):
         return read_exported(path)
     state = read_state(path)
+    try:
+        check_whole(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; give the path of an earlier checkpoint") from None
     return SavedModel(state.model, master_weights(path), state.alpha, state.tokenizer_sha256)
 
 
@@ -96,36 +101,6 @@ def master_weights(folder: Path) -> dict[str, Tensor]:
     Raises CheckpointError where DeepSpeed's files cannot be read.
     """
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed's logger keeps the stream that it is imported with
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+        from pretrain.saved_weights import whole_weights
 
-    try:
-        parts = sorted(
-            folder.glob("*_optim_states.pt"), key=lambda part: int(part.name.split("_rank_")[1].split("_")[0])
-        )
-        if parts and "zero_stage" not in _load(parts[0])["optimizer_state_dict"]:
-            weights = _weights_of_the_bf16_optimizer(folder, parts)
-        else:
-            with contextlib.redirect_stdout(io.StringIO()):  # it tells what it finds
-                weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
-    except (OSError, ValueError, RuntimeError, KeyError, EOFError) as error:
-        raise CheckpointError(f"{folder}: DeepSpeed's files cannot be read: {error}") from None
-    return {name: weight.float() for name, weight in weights.items()}
-
-
-def _weights_of_the_bf16_optimizer(folder: Path, parts: list[Path]) -> dict[str, Tensor]:
-    """ZeRO-1 in bf16 with fp32 accumulation has an optimizer of its own, whose files DeepSpeed's script does not know.
-
-    Each rank holds a part of every group's fp32 weights, flat, and says which piece of which weight lies where.
-    """
-    weights: dict[str, Tensor] = _load(folder / "mp_rank_00_model_states.pt")["module"]
-    pieces: dict[str, list[Tensor]] = {}
-    for part in parts:
-        state = _load(part)["optimizer_state_dict"]
-        for flat, places in zip(state["single_partition_of_fp32_groups"], state["param_slice_mappings"], strict=True):
-            for name, place in places.items():
-                pieces.setdefault(name, []).append(flat[place.start : place.start + place.numel])
-    return weights | {name: torch.cat(found).view(weights[name].shape) for name, found in pieces.items()}
-
-
-def _load(file: Path) -> dict[str, Any]:
-    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # type: ignore[no-any-return]
+    return {name: weight.float() for name, weight in whole_weights(folder, read_state(folder)).items()}

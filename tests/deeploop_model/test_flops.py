@@ -9,7 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
-from deeploop_model.flops import forward_flops, train_flops
+from deeploop_model.flops import forward_flops, recompute_flops, train_flops
+from deeploop_model.recompute import POLICIES
 
 SMALL: dict[str, Any] = {"d_model": 16, "num_heads": 4, "vocab_size": 70, "context_length": 12, "num_blocks": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -58,6 +59,25 @@ def test_truncated_backpropagation_and_loss_of_every_round(backprop_rounds: int 
         model(tokens, tokens, 5, backprop_rounds=backprop_rounds, round_loss=round_loss).loss.backward()
     counted = train_flops(config, 5, 10, backprop_rounds=backprop_rounds, round_loss=round_loss)
     assert counter.get_total_flops() == 3 * 10 * counted
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "segment:3"])
+@pytest.mark.parametrize(
+    ("backprop_rounds", "round_loss"), [(None, "last"), (2, "last"), (None, "uniform"), (3, "linear")], ids=str
+)
+def test_what_recomputation_does_again(policy: str, backprop_rounds: int | None, round_loss: Any) -> None:
+    """But for the last product of a recomputed part without a norm behind it, which PyTorch leaves out."""
+    config = DeepLoopConfig(**{**SMALL, **VARIANTS["prelude-coda-concat"]})
+    tokens = torch.zeros(3, 10, dtype=torch.int64, device="meta")
+    counted = []
+    for recompute in ("none", policy):
+        with torch.device("meta"):
+            model = DeepLoopModel(config, recompute=recompute)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, tokens, 5, backprop_rounds=backprop_rounds, round_loss=round_loss).loss.backward()
+        counted.append(counter.get_total_flops())
+    again = recompute_flops(config, policy, 5, 10, backprop_rounds=backprop_rounds, round_loss=round_loss)
+    assert counted[1] - counted[0] == 3 * 10 * again
 
 
 def test_defaults_are_those_of_training() -> None:

@@ -80,7 +80,16 @@ def test_shipped_configurations_are_valid(name: str, dataset: Path) -> None:
         ("model=3", "model: 3 must be a section of keys"),
         ("schedule.kind=linear", "schedule.kind: 'linear' must be 'cosine' or 'wsd'"),
         ("schedule.warmup_steps=20", "schedule.warmup_steps: 20 leaves no step of train.steps 20"),
-        ("train.recompute=reentrant", "train.recompute: 'reentrant' must be 'none', 'block' or 'round'"),
+        (
+            "train.recompute=reentrant",
+            "train.recompute: 'reentrant' is unknown; use one of none, selective",
+        ),
+        (
+            "train.recompute=segment",
+            "train.recompute: 'segment' is unknown; use one of none, selective, block",
+        ),
+        ("train.recompute=segment:0", "train.recompute: 'segment:0' is unknown; use one of none, selective, block, "),
+        ("train.recompute=round:2", "train.recompute: 'round:2' is unknown; use one of none, selective"),
         (
             "train.rounds=deep",
             "train.rounds: 'deep' must be fixed, a number, {distribution: uniform, low: 1, high: 8} or",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,13 @@ def test_tensorboard_goes_to_the_run_folder_unless_configured(config: RunConfig)
 def test_contradictions(config: RunConfig, tree: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(tree, config, world_size=2)
+
+
+def test_compiled_blocks_exclude_zero3(config: RunConfig) -> None:
+    compiled = dataclasses.replace(config, train=dataclasses.replace(config.train, compile=True))
+    with pytest.raises(ConfigError, match=r"zero_optimization.stage: 3 gathers weights .* use stage 1 or 2, or set"):
+        resolve({"zero_optimization": {"stage": 3}}, compiled, 2)
+    resolve({"zero_optimization": {"stage": 2}}, compiled, 2)
 
 
 def test_files_that_cannot_be_read(config: RunConfig, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from deeploop_model.compilation import missing_compiler
 from pretrain import run
 from pretrain.config_file import load_config
 from pretrain.engine import train_step
@@ -85,7 +86,18 @@ def test_run_learns_and_leaves_what_it_promises(pair: tuple[Path, Path], dataset
     lines = metrics(whole)
     training = [line for line in lines if "loss" in line]
     assert training[-1]["loss"] < training[0]["loss"] - 0.5
-    assert training[-1].keys() == {"step", "tokens", "loss", "lr", "grad_norm", "rounds", "flops", "epoch"}
+    assert training[-1].keys() == {
+        "step",
+        "tokens",
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+        "lr",
+        "grad_norm",
+        "rounds",
+        "flops",
+        "epoch",
+    }
     assert training[-1]["tokens"] == 20 * 8 * 16
     assert [line["step"] for line in lines if "val_loss" in line] == [10, 20]
     assert sorted(p.name for p in (whole / "checkpoints").iterdir() if p.is_dir()) == ["step_00000010", "step_00000020"]
@@ -115,12 +127,28 @@ def test_run_of_two_ranks_computes_what_one_computes(dataset: Path, tmp_path: Pa
         tree = small_tree(tmp_path / f"out{ranks}", dataset, steps=6)
         config = write_tree(tmp_path / f"{ranks}.yaml", tree)
         run_ranks(ranks, run_main, config, folder=tmp_path)
-        lines.append(metrics(tmp_path / f"out{ranks}"))
+        lines.append([line for line in metrics(tmp_path / f"out{ranks}") if "loss" in line or "val_loss" in line])
     assert [line["step"] for line in lines[0]] == [1, 2, 3, 4, 5, 6, 6]
     for one, two in zip(*lines, strict=True):
         assert one.get("lr") == two.get("lr")
         kind = "loss" if "loss" in one else "val_loss"
         assert one[kind] == pytest.approx(two[kind], rel=5e-3)
+
+
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_compiled_run_follows_the_other(dataset: Path, tmp_path: Path) -> None:
+    """On two ranks, with accumulation and recomputation."""
+    lines = []
+    for compiled in (False, True):
+        tree = small_tree(
+            tmp_path / f"out{compiled}", dataset, steps=4, micro_batch_size=2, compile=compiled, recompute="nested"
+        )
+        config = write_tree(tmp_path / f"{compiled}.yaml", tree)
+        result, _ = run_ranks(2, run_main, config, folder=tmp_path)
+        assert ("the first step compiles the block" in result.stdout) == compiled
+        lines.append([line["loss"] for line in metrics(tmp_path / f"out{compiled}") if "loss" in line])
+    assert lines[0] != lines[1]
+    assert lines[0] == pytest.approx(lines[1], rel=5e-3)
 
 
 def test_alignment_of_visits_is_measured_on_chosen_steps_over_all_ranks(dataset: Path, tmp_path: Path) -> None:

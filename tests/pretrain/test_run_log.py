@@ -22,9 +22,10 @@ def log_of_a_resumed_run(out: Path) -> None:
         monitor = MonitorMaster(get_monitor_config(settings))
         for is_main in (True, False):
             log = RunLog(out, monitor, first_step=2, steps=10, tokens_per_step=100, is_main=is_main)
-            log.training(3, loss=2.5, lr=1e-3, grad_norm=0.25, counts={"rounds": 2, "flops": 10**15})
-            log.training(4, loss=math.nan, lr=1e-3, grad_norm=math.inf, counts={"rounds": 3, "flops": 2 * 10**15})
-            log.validation(4, {"a": 2.0, "b": 3.0}, {"a": 0.75, "b": 0.25})
+            values = {"loss": 2.5, "lr": 1e-3, "grad_norm": 0.25, "rounds": 2, "flops": 10**15}
+            log.training(3, values, 0.5, {"time/step": 0.123456789}, {"bad_steps": 0})
+            log.training(4, values | {"loss": math.nan, "grad_norm": math.inf}, 0.5, {}, {"bad_steps": 1})
+            log.validation(4, {"a": 2.0, "b": 3.0}, {"a": 0.75, "b": 0.25}, {"a": 4.0, "b": None})
             log.close()
 
 
@@ -32,14 +33,16 @@ def test_lines_of_a_resumed_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
     earlier = [json.dumps({"step": step, "loss": 3.0}) for step in (1, 2, 3)]
+    earlier.insert(2, json.dumps({"step": 2, "event": "restart", "restarts": 3, "rollbacks": 1}))
     (out / "metrics.jsonl").write_text("\n".join(earlier) + '\n{"step": 4, "lo')
     (result,) = run_ranks(1, log_of_a_resumed_run, out, folder=tmp_path)
 
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
+    assert [line["step"] for line in lines] == [1, 2, 2, 2, 3, 4, 4]
+    assert lines.pop(2) == {"step": 2, "event": "restart", "restarts": 3, "rollbacks": 1}
     assert lines[:2] == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.0}]
-    assert lines[2].pop("tokens_per_second") > 0
-    assert lines[2] == {
+    assert lines[2] == {"step": 2, "tokens": 200, "event": "restart", "restarts": 4, "rollbacks": 1}
+    assert lines[3] == {
         "step": 3,
         "tokens": 300,
         "loss": 2.5,
@@ -47,9 +50,21 @@ def test_lines_of_a_resumed_run(tmp_path: Path) -> None:
         "grad_norm": 0.25,
         "rounds": 2,
         "flops": 10**15,
+        "tokens_per_second": 200.0,
+        "time/step": 0.123457,
     }
-    assert (lines[3]["loss"], lines[3]["grad_norm"]) == ("nan", "inf")
-    assert lines[4] == {"step": 4, "tokens": 400, "val_loss": 2.25, "val_loss/a": 2.0, "val_loss/b": 3.0}
+    assert (lines[4]["loss"], lines[4]["grad_norm"]) == ("nan", "inf")
+    assert lines[5] == {
+        "step": 4,
+        "tokens": 400,
+        "val_loss": 2.25,
+        "val_perplexity": math.exp(2.25),
+        "val_loss/a": 2.0,
+        "val_perplexity/a": math.exp(2.0),
+        "val_bits_per_byte/a": 2.0 / math.log(2) / 4.0,
+        "val_loss/b": 3.0,
+        "val_perplexity/b": math.exp(3.0),
+    }
 
     progress = [line for line in result.stdout.splitlines() if line.startswith("step")]
     assert len(progress) == 3

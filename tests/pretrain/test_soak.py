@@ -16,6 +16,7 @@ import torch
 
 from pretrain import checkpoint_store as store
 from tests.support.faults import Faults, RunGone, small_disk
+from tests.support.launch import Launches
 from tests.support.ranks import run_ranks
 from tests.support.runs import CPU_CONFIG, REPOSITORY, metrics, optimizer_tensors, run_main, small_tree, write_tree
 
@@ -35,15 +36,15 @@ def test_soak(dataset: Path, tmp_path: Path, request: pytest.FixtureRequest) -> 
     config = write_tree(tmp_path / "undisturbed.yaml", soak_tree(tmp_path / "undisturbed", dataset, steps))
     assert [r.value for r in run_ranks(2, run_main, config, folder=tmp_path)] == [0, 0]
 
-    with small_disk(tmp_path / "disk", megabytes=100) as mounted:
+    with small_disk(tmp_path / "disk", megabytes=100) as mounted, Launches(tmp_path) as launches:
         assert mounted, "mounting a tmpfs is not permitted here"
         out = tmp_path / "disk" / "out"
         config = write_tree(tmp_path / "run.yaml", soak_tree(out, dataset, steps))
-        run = [sys.executable, "-m", "tests.support.launch", "2", "--"]
+        run = [sys.executable, "-m", "tests.support.launch", launches.address, "2", "--"]
         run += ["--config", str(config), "--ds_config", str(CPU_CONFIG)]
         command = [sys.executable, "-m", "pretrain.supervise", "--out", str(out), "--max_failures", "20"]
         command += ["--first_pause", "0.01", "--restart_stopped", "--", *run]
-        with (tmp_path / "log").open("wb") as log:
+        with (tmp_path / "log").open("ab") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             supervisor = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, env=environment)
         faults = Faults(out, lambda: supervisor.poll() is not None, seed=wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,9 +37,9 @@ def rounds_of_this_rank(config: Path, *overrides: str) -> list[int]:
     """Runs to the end; the rounds that this rank ran in each step."""
     seen: list[int] = []
 
-    def noting_step(engine: Any, batches: Any, num_rounds: int, train: Any) -> torch.Tensor:
+    def noting_step(engine: Any, batches: Any, num_rounds: int, *rest: Any) -> torch.Tensor:
         seen.append(num_rounds)
-        return train_step(engine, batches, num_rounds, train)
+        return train_step(engine, batches, num_rounds, *rest)
 
     with patch.object(run, "train_step", noting_step):
         assert run_main(config, *overrides) == 0
@@ -56,10 +57,12 @@ def test_drawn_rounds_are_equal_on_ranks_and_after_resume_and_weights_read_back(
     assert len(set(expected)) > 2
     for result in run_ranks(2, rounds_of_this_rank, config, folder=tmp_path):
         assert result.value == expected
-    assert [line["rounds"] for line in metrics(tmp_path / "out")] == expected
+    assert [line["rounds"] for line in metrics(tmp_path / "out") if "loss" in line] == expected
     model_config = load_config(config).model
     step_flops = [8 * CONTEXT * train_flops(model_config, r, backprop_rounds=2, round_loss="linear") for r in expected]
-    assert [line["flops"] for line in metrics(tmp_path / "out")] == list(itertools.accumulate(step_flops))
+    assert [line["flops"] for line in metrics(tmp_path / "out") if "loss" in line] == list(
+        itertools.accumulate(step_flops)
+    )
     third = tmp_path / "out/checkpoints/step_00000003"
     for result in run_ranks(2, rounds_of_this_rank, config, "--resume", str(third), folder=tmp_path):
         assert result.value == expected[3:]
@@ -141,6 +144,23 @@ def test_a_new_part_is_trained_on_the_frozen_weights_of_an_earlier_run(
     states = optimizer_tensors(find_checkpoint(tmp_path / "out"))
     kept = sum(tensor.numel() for name, tensor in states.items() if "/master/" in name or "/exp_avg/" in name)
     assert 2 * coda <= kept <= 2 * coda + 32  # masters and first moments; groups are padded to the ranks
+
+
+def test_damaged_files_are_named_and_not_used(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(trained, out)
+    folder = find_checkpoint(out)
+    for file in sorted(folder.iterdir()):
+        whole = file.read_bytes()
+        middle = len(whole) // 2
+        file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        with pytest.raises(CheckpointError, match=rf"{file.name}: (is damaged: .*; give the path|cannot)"):
+            load_model(folder)
+        file.write_bytes(whole)
+    load_model(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(

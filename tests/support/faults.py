@@ -127,7 +127,7 @@ class Faults:
                     found.append((heartbeat["step"], heartbeat["pid"]))
         return found
 
-    def _wait_until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+    def _wait_until(self, condition: Callable[[], bool], seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while True:
             if self._over():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,26 @@ Array = NDArray[np.float64]
 Weights = dict[str, Array]
 
 
+@dataclass
+class Seen:
+    """What was met inside of the loop, visit by visit."""
+
+    streams: list[Array] = field(default_factory=list)
+    """After each block of each round, [T, D]."""
+    scores: list[list[list[Array]]] = field(default_factory=list)
+    """Of each block of each round, by position and head: scaled products with the keys that are visible, [S]."""
+
+
 def plain_logits(
     weights: dict[str, Tensor],
     config: DeepLoopConfig,
     tokens: Sequence[int],
     num_rounds: int,
     documents: Sequence[int] | None = None,
+    seen: Seen | None = None,
 ) -> Array:
     """Logits [T, vocab_size] of one sequence. `weights` is the model's state dict."""
+    seen = Seen() if seen is None else seen
     w = {name: tensor.detach().double().numpy() for name, tensor in weights.items()}
     after = config.residual != "pre_ln"
     starts = _document_starts(documents or [0] * len(tokens))
@@ -33,16 +46,17 @@ def plain_logits(
     if after:
         stream = [_rms(x, w["embedding_norm.weight"], config.norm_eps) for x in stream]
     for p in range(config.num_prelude_blocks):
-        stream = _block(f"prelude.{p}", w, stream, config, starts)
+        stream = _block(f"prelude.{p}", w, stream, config, starts, Seen())
     entered = stream
     for r in range(num_rounds):
         stream = [_inject(x, e, w, config) for x, e in zip(stream, entered, strict=True)]
         if config.round_embedding:
             stream = [x + w["round_embedding.weight"][min(r, config.num_rounds - 1)] for x in stream]
         for k in range(config.num_blocks):
-            stream = _block(f"blocks.{k}", w, stream, config, starts)
+            stream = _block(f"blocks.{k}", w, stream, config, starts, seen)
+            seen.streams.append(np.stack(stream))
     for c in range(config.num_coda_blocks):
-        stream = _block(f"coda.{c}", w, stream, config, starts)
+        stream = _block(f"coda.{c}", w, stream, config, starts, Seen())
     if not after:
         stream = [_rms(x, w["final_norm.weight"], config.norm_eps) for x in stream]
     head = w["embedding.weight" if config.tie_embeddings else "head.weight"]
@@ -57,16 +71,18 @@ def _document_starts(documents: Sequence[int]) -> list[int]:
     return starts
 
 
-def _block(name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int]) -> list[Array]:
+def _block(
+    name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int], seen: Seen
+) -> list[Array]:
     n = config.num_prelude_blocks + config.num_blocks * config.num_rounds + config.num_coda_blocks
     for branch in ("attention", "feed_forward"):
         gain = w[f"{name}.{branch}_norm.weight"]
         if config.residual == "pre_ln":
-            update = _branch(branch, name, w, [_rms(x, gain, config.norm_eps) for x in stream], config, starts)
+            update = _branch(branch, name, w, [_rms(x, gain, config.norm_eps) for x in stream], config, starts, seen)
             stream = [x + f for x, f in zip(stream, update, strict=True)]
         else:
             alpha = _alpha(config.residual, n)
-            update = _branch(branch, name, w, stream, config, starts)
+            update = _branch(branch, name, w, stream, config, starts, seen)
             stream = [_rms(alpha * x + f, gain, config.norm_eps) for x, f in zip(stream, update, strict=True)]
     return stream
 
@@ -89,10 +105,10 @@ def _rms(x: Array, gain: Array, eps: float) -> Array:
 
 
 def _branch(
-    kind: str, name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int]
+    kind: str, name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int], seen: Seen
 ) -> list[Array]:
     if kind == "attention":
-        return _attention(f"{name}.attention", w, stream, config, starts)
+        return _attention(f"{name}.attention", w, stream, config, starts, seen)
     up, down = w[f"{name}.feed_forward.up.weight"], w[f"{name}.feed_forward.down.weight"]
     if config.feed_forward == "gelu":
         return [down @ np.array([_gelu(float(h)) for h in up @ x]) for x in stream]
@@ -102,7 +118,9 @@ def _branch(
     ]
 
 
-def _attention(name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int]) -> list[Array]:
+def _attention(
+    name: str, w: Weights, stream: list[Array], config: DeepLoopConfig, starts: list[int], seen: Seen
+) -> list[Array]:
     width = config.d_model // config.num_heads
     kv_heads = config.num_kv_heads or config.num_heads
     qkv, out = w[f"{name}.qkv.weight"], w[f"{name}.output.weight"]
@@ -118,7 +136,9 @@ def _attention(name: str, w: Weights, stream: list[Array], config: DeepLoopConfi
         return _turn(x, position, config.rope_base) if config.position == "rope" else x
 
     result = []
+    seen.scores.append([])
     for t in range(len(stream)):
+        seen.scores[-1].append([])
         heads = []
         for h in range(config.num_heads):
             shared = h // (config.num_heads // kv_heads)
@@ -128,6 +148,7 @@ def _attention(name: str, w: Weights, stream: list[Array], config: DeepLoopConfi
                 k = placed(head(stream[s], config.num_heads + shared), s, "key")
                 scores.append(float(q @ k) / math.sqrt(width))
                 values.append(head(stream[s], config.num_heads + kv_heads + shared))
+            seen.scores[-1][-1].append(np.array(scores))
             largest = max(scores)
             shares = [math.exp(score - largest) for score in scores]
             heads.append(sum(share * v for share, v in zip(shares, values, strict=True)) / sum(shares))

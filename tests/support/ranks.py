@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,7 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SERVER: ForkServerContext = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "deepspeed", "pretrain.run"])
+SERVER.set_forkserver_preload(
+    [
+        "torch",
+        "deepspeed",
+        "pretrain.run",
+        # What building a model and an engine imports as well: most of the time that a rank would take to start.
+        "torch._dynamo",
+        "torch.utils.tensorboard",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+    ]
+)
 
 
 class RankResult(NamedTuple):
@@ -60,12 +71,62 @@ def run_ranks(
     return results
 
 
+def exit_statuses(
+    world_size: int, function: Callable[..., int], *args: Any, folder: Path, timeout: float = 120
+) -> list[int | None]:
+    """Calls `function(*args)` on every rank, whose process leaves with what it returns, or dies on the way.
+
+    Returns [world_size] exit statuses; None for a process that had to be ended after `timeout` seconds.
+    """
+    port = free_port()
+    ranks = [
+        SERVER.Process(target=_leave_with, args=(rank, world_size, port, folder / f"rank{rank}", function, args))
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + timeout
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    statuses = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+        process.join()
+    return statuses
+
+
+def _leave_with(
+    rank: int, world_size: int, port: int, log: Path, function: Callable[..., int], args: tuple[Any]
+) -> None:
+    become_rank(rank, world_size, port, _truncated(f"{log}.out"), _truncated(f"{log}.err"))
+    status = 1
+    try:
+        status = function(*args)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def _rank_main(
     sender: Connection, rank: int, world_size: int, port: int, log: Path, function: Callable[..., Any], args: tuple[Any]
 ) -> None:
-    for descriptor, suffix in ((1, "out"), (2, "err")):
-        file = os.open(f"{log}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, descriptor)
+    become_rank(rank, world_size, port, _truncated(f"{log}.out"), _truncated(f"{log}.err"))
+    try:
+        result = (True, function(*args))
+    except BaseException:
+        result = (False, traceback.format_exc())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sender.send_bytes(pickle.dumps(result))  # by value: torch's own way passes file descriptors of a live process
+    sender.close()
+
+
+def become_rank(rank: int, world_size: int, port: int, out: int, err: int) -> None:
+    """Gives this process a launcher's environment, one thread, and files for its standard streams."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
@@ -76,14 +137,10 @@ def _rank_main(
     import torch
 
     torch.set_num_threads(1)
-    try:
-        result = (True, function(*args))
-    except BaseException:
-        result = (False, traceback.format_exc())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    sender.send_bytes(pickle.dumps(result))  # by value: torch's own way passes file descriptors of a live process
-    sender.close()
+
+
+def _truncated(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
 def free_port() -> int:

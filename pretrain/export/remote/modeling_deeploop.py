@@ -18,7 +18,8 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from deeploop_model.kv_cache import KVCache
-from deeploop_model.model import IGNORED_TARGET, DeepLoopModel
+from deeploop_model.loss_head import IGNORED_TARGET
+from deeploop_model.model import DeepLoopModel
 from pretrain.export.remote.configuration_deeploop import DeepLoopHFConfig
 
 # The library renamed it from past_key_values; both are understood here.
