@@ -62,8 +62,6 @@ def process_group(ranks: Ranks, timeout: float = 600.0) -> Iterator[None]:
     A collective that waits longer than `timeout` seconds for another rank fails. Ending waits for what is under way,
     and so, after an error, for ranks that will never come: then it is given `ENDING_SECONDS`; see `end_process`.
     """
-    if ranks.device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn on standard output that it found no other
     import deepspeed
 
     limit = timedelta(seconds=timeout)
