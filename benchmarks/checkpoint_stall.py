@@ -30,8 +30,8 @@ from pretrain.config import CheckpointConfig, DataConfig, RunConfig, TrainConfig
 from pretrain.data_feed import Batch
 from pretrain.ds_config import load_ds_config
 from pretrain.engine import Engine, build_engine, train_step
+from pretrain.monitor.run_log import RunLog
 from pretrain.ranks import Ranks, patient_group, process_group
-from pretrain.run_log import RunLog
 from pretrain.saver import Saver
 
 CONTEXT = 64

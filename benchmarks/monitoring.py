@@ -28,12 +28,12 @@ from pretrain.config_file import load_config
 from pretrain.data_feed import TrainFeed
 from pretrain.ds_config import accumulation_steps, load_ds_config
 from pretrain.engine import build_engine, train_step
-from pretrain.monitoring import Monitoring
+from pretrain.monitor.monitoring import Monitoring
+from pretrain.monitor.run_log import RunLog
 from pretrain.progress import Progress
 from pretrain.ranks import Ranks, process_group
 from pretrain.recompute import chosen_recompute
 from pretrain.run_data import open_data
-from pretrain.run_log import RunLog
 
 EVERY = 1_000_000
 """Steps of the run; measurements are asked for by their step's number."""

@@ -186,7 +186,7 @@ class MonitorConfig:
     """Steps between measurements of gradient norms by sub-layer and of the time of collectives, which run one by one in
     such a step; 0 for none."""
     peak_tflops: Annotated[float, Gt(0)] | None = None
-    """Dense bf16 TFLOP/s of one device, for MFU; None for what `pretrain.device_peak` knows of it."""
+    """Dense bf16 TFLOP/s of one device, for MFU; None for what `pretrain.monitor.device_peak` knows of it."""
     sample_tokens: CountOrZero = 128
     """Length of the text sample printed at the end; 0 for none."""
     sample_prompt: str = ""

@@ -12,7 +12,7 @@ from deeploop_model import DeepLoopModel
 from deeploop_model.compilation import compiled_block, missing_compiler
 from pretrain.config import OptimizerConfig, RunConfig, TrainConfig
 from pretrain.data_feed import Batch
-from pretrain.step_times import StepTimes
+from pretrain.monitor.step_times import StepTimes
 
 Engine = Any  # deepspeed.DeepSpeedEngine carries no types
 

@@ -20,7 +20,7 @@ from data_prep.order import num_samples
 from data_prep.reader import TokenSplit
 from deeploop_model import DeepLoopModel
 from pretrain.data_feed import Batch, bytes_per_token, windows_on_device
-from pretrain.loss_units import bits_per_byte, perplexity
+from pretrain.monitor.loss_units import bits_per_byte, perplexity
 from pretrain.ranks import Ranks
 
 

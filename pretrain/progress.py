@@ -14,8 +14,8 @@ from pretrain.config import RecoveryConfig
 from pretrain.data_feed import TrainFeed
 from pretrain.engine import Engine
 from pretrain.errors import DivergedError
+from pretrain.monitor.run_log import RunLog
 from pretrain.ranks import Ranks
-from pretrain.run_log import RunLog
 
 
 @dataclass

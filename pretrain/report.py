@@ -17,12 +17,12 @@ from typing import Any
 
 from data_prep.durable import write_atomic
 from deeploop_model.loop_health import PER_BLOCK, PER_ROUND
-from pretrain.dashboard import TITLES
 from pretrain.errors import USER_ERRORS, PretrainError, exit_code_of
-from pretrain.heat_map import shade
-from pretrain.run_log import RunLog, clock
-from pretrain.run_metrics import RunMetrics, read_metrics
-from pretrain.svg_chart import chart
+from pretrain.monitor.dashboard import TITLES
+from pretrain.monitor.heat_map import shade
+from pretrain.monitor.run_log import RunLog, clock
+from pretrain.monitor.run_metrics import RunMetrics, read_metrics
+from pretrain.monitor.svg_chart import chart
 
 REPORT_FILE = "report.html"
 STYLE = """

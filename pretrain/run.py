@@ -36,7 +36,8 @@ from pretrain.errors import USER_ERRORS, exit_code_of
 from pretrain.exit_codes import Exit
 from pretrain.freezing import freeze
 from pretrain.generation import sample_text
-from pretrain.monitoring import Monitoring
+from pretrain.monitor.monitoring import Monitoring
+from pretrain.monitor.run_log import RunLog
 from pretrain.progress import Progress, RollBack
 from pretrain.provenance import write_resolved_config
 from pretrain.rank_check import compare_ranks
@@ -45,7 +46,6 @@ from pretrain.recompute import chosen_recompute
 from pretrain.report import close_log
 from pretrain.rounds import rounds_of_step
 from pretrain.run_data import RunData, open_data
-from pretrain.run_log import RunLog
 from pretrain.saver import Saver
 from pretrain.schedule import learning_rate
 from pretrain.seeding import seed_step

@@ -24,8 +24,8 @@ from pretrain.checkpoint_files import content_bytes, write_file
 from pretrain.config import CheckpointConfig
 from pretrain.engine import Engine
 from pretrain.errors import CheckpointError, SaveError
+from pretrain.monitor.run_log import RunLog
 from pretrain.ranks import Ranks
-from pretrain.run_log import RunLog
 
 Records = dict[str, store.FileRecord]
 

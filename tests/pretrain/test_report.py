@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from pretrain.monitor.run_metrics import read_metrics
+from pretrain.monitor.svg_chart import chart, thinned
 from pretrain.report import main, summary, write_report
-from pretrain.run_metrics import read_metrics
-from pretrain.svg_chart import chart, thinned
 
 
 class Page(HTMLParser):

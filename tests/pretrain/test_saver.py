@@ -10,7 +10,7 @@ from unittest.mock import patch
 from pretrain import checkpoint_files, saver
 from pretrain import checkpoint_store as store
 from pretrain.exit_codes import Exit
-from pretrain.run_log import RunLog
+from pretrain.monitor.run_log import RunLog
 from tests.support.ranks import run_ranks
 from tests.support.runs import optimizer_tensors, run_main, small_tree, write_tree
 

@@ -17,7 +17,7 @@ from deepspeed import DeepSpeedEngine
 
 from pretrain import checkpoint, checkpoint_files, run, saver
 from pretrain import checkpoint_store as store
-from pretrain.run_log import RunLog
+from pretrain.monitor.run_log import RunLog
 from pretrain.saver import Saver
 
 Condition = Callable[[int, tuple[Any, ...]], bool]

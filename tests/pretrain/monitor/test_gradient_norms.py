@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from deeploop_model import DeepLoopConfig, DeepLoopModel
-from pretrain.collective_times import timed_collectives
 from pretrain.config_file import check_config
 from pretrain.data_feed import Batch
 from pretrain.ds_config import load_ds_config
 from pretrain.engine import Engine, build_engine, train_step
-from pretrain.gradient_norms import gradient_norms, part_of
+from pretrain.monitor.collective_times import timed_collectives
+from pretrain.monitor.gradient_norms import gradient_norms, part_of
 from pretrain.ranks import Ranks, process_group
 from tests.support.ranks import run_ranks
 from tests.support.runs import DS_CONFIGS, VOCAB, small_tree

@@ -14,8 +14,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from data_prep.durable import write_atomic
 from deeploop_model.loop_health import LoopHealth
 from deeploop_model.visit_alignment import Alignment
-from pretrain.loss_units import in_other_units, mixed_bytes_per_token
-from pretrain.progress_line import ProgressLine
+from pretrain.monitor.loss_units import in_other_units, mixed_bytes_per_token
+from pretrain.monitor.progress_line import ProgressLine
 
 OVER_BLOCKS = {
     **dict.fromkeys(("state_norm", "state_change", "state_cosine", "attention_entropy"), "mean over blocks"),

@@ -18,7 +18,7 @@ from pretrain.config import MonitorConfig, RunConfig
 from pretrain.config_file import check_config
 from pretrain.ds_config import load_ds_config
 from pretrain.engine import build_engine
-from pretrain.loop_monitor import LoopMonitor, collapses
+from pretrain.monitor.loop_monitor import LoopMonitor, collapses
 from pretrain.ranks import Ranks, process_group
 from pretrain.run_data import open_data
 from tests.support.ranks import run_ranks

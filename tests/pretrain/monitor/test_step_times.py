@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from pretrain.collective_times import timed_collectives
+from pretrain.monitor.collective_times import timed_collectives
+from pretrain.monitor.step_times import StepTimes
 from pretrain.ranks import Ranks, process_group
-from pretrain.step_times import StepTimes
 from tests.support.ranks import run_ranks
 
 

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from pretrain.monitor.run_log import RunLog
 from pretrain.ranks import Ranks, process_group
-from pretrain.run_log import RunLog
 from tests.support.ranks import run_ranks
 
 

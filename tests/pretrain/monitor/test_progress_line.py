@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pretrain.progress_line import ProgressLine
+from pretrain.monitor.progress_line import ProgressLine
 from tests.support.runs import CPU_CONFIG, REPOSITORY, small_tree, write_tree
 from tests.support.terminal import run_in_terminal, screen
 
 SCRIPT = """
 import logging, subprocess, sys, time, warnings
-OTHER = "import sys, warnings; sys.path.insert(0, {repository!r}); from pretrain.progress_line import ProgressLine; "
+OTHER = "import sys, warnings; sys.path.insert(0, {repository!r}); "
+OTHER += "from pretrain.monitor.progress_line import ProgressLine; "
 OTHER += "line = ProgressLine(2, 6, wanted=False); line.say('never'); warnings.warn('of another'); print('rank 1')"
 sys.path.insert(0, {repository!r})
-from pretrain.progress_line import ProgressLine
+from pretrain.monitor.progress_line import ProgressLine
 logger = logging.getLogger("DeepSpeed")
 logger.addHandler(logging.StreamHandler(sys.stdout))
 logger.propagate = False

@@ -22,10 +22,10 @@ from deeploop_model.flops import recompute_flops, train_flops
 from deeploop_model.loop_health import PER_BLOCK, PER_ROUND
 from pretrain import run as run_module
 from pretrain.config_file import load_config
-from pretrain.dashboard import layout
 from pretrain.engine import train_step
+from pretrain.monitor.dashboard import layout
+from pretrain.monitor.run_metrics import read_metrics
 from pretrain.report import main as report_main
-from pretrain.run_metrics import read_metrics
 from tests.support.datasets import write_text_dataset
 from tests.support.ranks import RankResult, run_ranks
 from tests.support.runs import CONTEXT, CPU_CONFIG, metrics, run_main, small_tree, write_tree

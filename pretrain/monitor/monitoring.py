@@ -22,22 +22,22 @@ import yaml
 
 from deeploop_model.flops import recompute_flops, train_flops
 from deeploop_model.visit_alignment import VisitAlignment, measured_visits
-from pretrain.collective_times import CollectiveTimes, timed_collectives
 from pretrain.config import RunConfig
 from pretrain.config_file import as_tree
-from pretrain.dashboard import Dashboard
 from pretrain.data_feed import bytes_per_token
-from pretrain.device_peak import peak_of
 from pretrain.engine import Engine
-from pretrain.gradient_norms import gradient_norms
-from pretrain.loop_monitor import LoopMonitor, collapses
-from pretrain.loss_units import in_other_units, mixed_bytes_per_token
+from pretrain.monitor.collective_times import CollectiveTimes, timed_collectives
+from pretrain.monitor.dashboard import Dashboard
+from pretrain.monitor.device_peak import peak_of
+from pretrain.monitor.gradient_norms import gradient_norms
+from pretrain.monitor.loop_monitor import LoopMonitor, collapses
+from pretrain.monitor.loss_units import in_other_units, mixed_bytes_per_token
+from pretrain.monitor.run_log import RunLog
+from pretrain.monitor.step_times import StepTimes
 from pretrain.progress import Progress
 from pretrain.ranks import Ranks, sum_over_ranks
 from pretrain.recompute import chosen_recompute
 from pretrain.run_data import RunData
-from pretrain.run_log import RunLog
-from pretrain.step_times import StepTimes
 
 GIB = 2**30
 

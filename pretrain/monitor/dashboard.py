@@ -1,6 +1,6 @@
 """What only TensorBoard shows: grouped charts, pictures of the loop, texts, hyper-parameters.
 
-Scalars go through DeepSpeed's monitor (`pretrain.run_log`), which knows other services as well.
+Scalars go through DeepSpeed's monitor (`pretrain.monitor.run_log`), which knows other services as well.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch.utils.tensorboard.summary import hparams
 
 from deeploop_model.loop_health import PER_BLOCK, PER_ROUND, LoopHealth
 from pretrain.config import RunConfig
-from pretrain.heat_map import heat_map
-from pretrain.run_log import OVER_BLOCKS
+from pretrain.monitor.heat_map import heat_map
+from pretrain.monitor.run_log import OVER_BLOCKS
 
 Writer = Any  # torch.utils.tensorboard.SummaryWriter carries no types
 Layout = dict[str, dict[str, list[Any]]]

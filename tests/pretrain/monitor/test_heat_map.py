@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pretrain.heat_map import COLOURS, GREY, HEIGHT, LEFT, TOP, WIDTH, heat_map
+from pretrain.monitor.heat_map import COLOURS, GREY, HEIGHT, LEFT, TOP, WIDTH, heat_map
 
 
 def corner(

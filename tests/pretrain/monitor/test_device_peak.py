@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.device_peak import PEAK_TFLOPS, peak_of, peak_tflops
+from pretrain.monitor.device_peak import PEAK_TFLOPS, peak_of, peak_tflops
 
 
 @pytest.mark.parametrize(
