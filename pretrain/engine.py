@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,7 +29,19 @@ def build_engine(model: DeepLoopModel, config: RunConfig, ds_config: dict[str, A
         model_parameters=groups,
         optimizer=build_optimizer(groups, config.optimizer),
     )
+    spare_the_run(engine.monitor)
     return engine
+
+
+def spare_the_run(monitor: Any) -> None:
+    """Lets points be lost on a full disk: the engine writes some of its own in every step, and would end the run."""
+    write = monitor.write_events
+
+    def write_events(*args: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):
+            write(*args, **options)
+
+    monitor.write_events = write_events
 
 
 def compile_blocks(model: DeepLoopModel, device: torch.device) -> str:

@@ -22,7 +22,7 @@ class CheckpointError(PretrainError):
 
 
 class SaveError(PretrainError):
-    """The last checkpoint of a run could not be written."""
+    """The last checkpoint of a run could not be written, or its folder at the start for want of space."""
 
     exit_code = Exit.SAVE_FAILED
 

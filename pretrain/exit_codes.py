@@ -19,7 +19,8 @@ class Exit(IntEnum):
     USER_ERROR = 2
     """A mistake in files or arguments, told in one line. Starting again would not help, so the supervisor doesn't."""
     SAVE_FAILED = 74
-    """The checkpoint that was to be the last could not be written. The supervisor starts the run again."""
+    """The checkpoint that was to be the last could not be written, or the disk was full at the start. The supervisor
+    starts the run again."""
     STOPPED = 75
     """A signal, the stop file or the end of the allowed time: the run is saved and goes on when it is started again."""
     HUNG = 76

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 import subprocess
 from importlib.metadata import version
@@ -13,7 +14,7 @@ import yaml
 from data_prep.durable import write_atomic
 from pretrain.config import RunConfig
 from pretrain.config_file import as_tree
-from pretrain.errors import PretrainError
+from pretrain.errors import PretrainError, SaveError
 
 PACKAGES = ("torch", "deepspeed", "numpy", "sentencepiece")
 
@@ -33,7 +34,8 @@ def write_resolved_config(out: Path, config: RunConfig, ds_config: dict[str, Any
         text = "\n".join(header) + f"\n\n{body}\n# DeepSpeed configuration:\n{ds_body}"
         write_atomic(out / "config.yaml", text.encode())
     except OSError as error:
-        raise PretrainError(f"out: {out}: cannot be written: {error.strerror}") from None
+        kind = SaveError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PretrainError  # space may come back
+        raise kind(f"out: {out}: cannot be written: {error.strerror}") from None
 
 
 def git_revision() -> str:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from pretrain.errors import USER_ERRORS, PretrainError
+from pretrain.errors import USER_ERRORS, PretrainError, exit_code_of
 from pretrain.exit_codes import Exit
 
 ENDING_SECONDS = 5.0
@@ -116,16 +116,18 @@ def patient_group(timeout: float) -> dist.ProcessGroup:
 @contextmanager
 def together() -> Iterator[None]:
     """Runs the body on every rank; a user error on one becomes the same error on all, so that none waits for ever."""
-    fault: str | None = None
+    fault: tuple[str, Exit] | None = None
     try:
         yield
     except USER_ERRORS as error:
-        fault = str(error)
-    faults: list[str | None] = [None] * dist.get_world_size()
+        fault = str(error), exit_code_of(error)
+    faults: list[tuple[str, Exit] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
-    for rank, message in enumerate(faults):
-        if message is not None:
-            raise PretrainError(message if faults[0] == message else f"rank {rank}: {message}")
+    for rank, found in enumerate(faults):
+        if found is not None:
+            shared = PretrainError(found[0] if faults[0] == found else f"rank {rank}: {found[0]}")
+            shared.exit_code = found[1]
+            raise shared
 
 
 def mean_over_ranks(value: torch.Tensor) -> float:

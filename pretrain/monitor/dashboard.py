@@ -5,6 +5,7 @@ Scalars go through DeepSpeed's monitor (`pretrain.monitor.run_log`), which knows
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch.utils.tensorboard.summary import hparams
@@ -58,14 +59,16 @@ class Dashboard:
         if self._writer is None or (step < PICTURES_APART * self._pictured and not last):
             return
         self._pictured = step
-        for name, values in health.per_block.items():
-            self._writer.add_image(f"loop/{name}", heat_map(TITLES[name], values), step, dataformats="HWC")
+        with contextlib.suppress(OSError):  # a full disk costs pictures, not the run
+            for name, values in health.per_block.items():
+                self._writer.add_image(f"loop/{name}", heat_map(TITLES[name], values), step, dataformats="HWC")
 
     def sample(self, step: int, text: str) -> None:
         """Text that the model wrote after `step` steps."""
         if self._writer is not None:
-            self._writer.add_text("sample", as_code(text), step)
-            self._writer.flush()
+            with contextlib.suppress(OSError):
+                self._writer.add_text("sample", as_code(text), step)
+                self._writer.flush()
 
 
 def layout() -> Layout:

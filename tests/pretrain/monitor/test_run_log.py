@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from deepspeed.monitor.tensorboard import TensorBoardMonitor
 
 from pretrain.monitor.run_log import RunLog
 from pretrain.ranks import Ranks, process_group
 from tests.support.ranks import run_ranks
+from tests.support.runs import metrics, run_main, small_tree, write_tree
 
 
 def log_of_a_resumed_run(out: Path) -> None:
@@ -72,3 +77,21 @@ def test_lines_of_a_resumed_run(tmp_path: Path) -> None:
     assert progress[0].endswith(" left")
     assert progress[1].startswith("step  4/10  loss nan  ")
     assert progress[2] == "step  4/10  validation loss 2.2500"
+
+
+def full_disk_main(config: Path) -> int:
+    """TensorBoard's files cannot be written to from the first step on."""
+
+    def write_events(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with patch.object(TensorBoardMonitor, "write_events", write_events):
+        return run_main(config)
+
+
+def test_points_that_cannot_be_written_do_not_end_the_run(dataset: Path, tmp_path: Path) -> None:
+    """The engine of DeepSpeed writes some of its own in every step."""
+    config = write_tree(tmp_path / "run.yaml", small_tree(tmp_path / "out", dataset, steps=3))
+    (result,) = run_ranks(1, full_disk_main, config, folder=tmp_path)
+    assert result.value == 0
+    assert [line["step"] for line in metrics(tmp_path / "out") if "loss" in line] == [1, 2, 3]
